@@ -54,8 +54,7 @@ def main() -> None:
         (name, count): displacement(
             replace(
                 config,
-                algorithm=algorithm,
-                algorithm_args=arguments,
+                algorithm={"type": algorithm, **arguments},
                 minibatches_per_rollout=count,
             ),
             rollout,

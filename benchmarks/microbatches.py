@@ -150,8 +150,8 @@ def sft(
     with tempfile.TemporaryDirectory() as folder:
         config = SFTConfig(
             model="m", data=["d"], output_dir=folder, rows_per_step=ROWS, steps=given.steps,
-            shuffle=False, learning_rate=1e-9, warmup_steps=0,
-            max_tokens_per_microbatch=given.budget, trainer_args=SHARED,
+            shuffle=False, learning_rate=1e-9, trainer_args={"warmup_steps": 0, **SHARED},
+            max_tokens_per_microbatch=given.budget,
         )  # fmt: skip
         if stock:
             args = sft_config(config, given.steps, Path(folder))
@@ -175,8 +175,8 @@ def dpo(
     with tempfile.TemporaryDirectory() as folder:
         config = DPOConfig(
             model="m", data=["d"], output_dir=folder, pairs_per_step=ROWS // 2, steps=given.steps,
-            learning_rate=1e-9, warmup_steps=0, max_tokens_per_microbatch=given.budget,
-            trainer_args=SHARED,
+            learning_rate=1e-9, trainer_args={"warmup_steps": 0, **SHARED},
+            max_tokens_per_microbatch=given.budget,
         )  # fmt: skip
         trainer: Any = AgentDPOTrainer(model_of(tokenizer), tokenizer, rows, config, Path(folder))
         if stock:

@@ -100,12 +100,11 @@ def fit(model: Any, tokenizer: Any, stage: Stage, seed: int, out: Path) -> dict[
         data=["the expert"],
         output_dir=str(out),
         learning_rate=stage.learning_rate,
-        warmup_steps=50,
+        trainer_args={"warmup_steps": 50, "adam_beta2": 0.98, "weight_decay": 0.01},
         rows_per_step=ROWS_PER_STEP,
         shuffle=False,
         seed=seed,
         compute_dtype="bfloat16",
-        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, rows, settings)
     return {

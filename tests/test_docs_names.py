@@ -15,8 +15,8 @@ import typer
 import yaml
 
 from agentgym_env.cli.main import _commands, make_app
-from agentgym_train.config.checks import RENAMED
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
+from agentgym_train.config.old_names import MOVED, REMOVED
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
 from doc_blocks import PAGES
@@ -33,7 +33,9 @@ PACKAGES = [
     "agentgym_env", "agentgym_train", "agentgym_servers", "agentgym_adapters", "agentgym_gateway",
     "agentgym_viewer",
 ]  # fmt: skip
-STILL_USED = {"kl", "policy", "trl", "group_size"}
+STILL_USED = {
+    "kl", "policy", "trl", "group_size", "gateway", "retries", "compile", "eval_split",
+}  # fmt: skip
 """Old names of config keys that are names of other things today."""
 READERS_OWN = {
     "my_calculator.py",
@@ -151,8 +153,8 @@ def test_config_keys_exist():
     def unknown(page, text):
         for word in inline(text):
             key = re.match(r"(\w+)(: .+|=.+)?$", word)
-            if key and key[1] in RENAMED.keys() - STILL_USED:
-                yield f"{word}: {key[1]} is now {RENAMED[key[1]]}"
+            if key and key[1] in (MOVED.keys() | REMOVED.keys()) - STILL_USED:
+                yield f"{word}: {key[1]} is now {MOVED.get(key[1], 'gone')}"
         for language, block in blocks(text):
             values = yaml.safe_load(block) if language == "yaml" else None
             if isinstance(values, dict) and isinstance(values.get("servers"), dict):

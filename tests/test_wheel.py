@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 WARM = "starter:textcraft/warm_policy"
-SMALL = ("eval_before=false", "eval_after=false", "save_every=1")
+SMALL = ("eval.before=false", "eval.after=false", "save_every=1")
 WORLDS = {
     "TextCraft": "textcraft",
     "BabyAI": "babyai",

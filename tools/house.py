@@ -139,7 +139,7 @@ def step_files() -> list[str]:
     sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:
         words = ["steps=1", "prompts_per_step=2", "num_generations=2", "minibatches_per_rollout=1"]
-        words += ["eval_before=false", "eval_after=false", f"output_dir={folder}/run"]
+        words += ["eval.before=false", "eval.after=false", f"output_dir={folder}/run"]
         example = ROOT / "examples" / "train" / "textcraft" / "quickstart.yaml"
         with AgentTrainer(args=read_config(example, words)) as trainer:
             trainer.train()

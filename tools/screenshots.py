@@ -70,7 +70,7 @@ def main() -> None:
     if "viewer" in given.what:
         for seed, name in enumerate(TRAINED):
             make_run(given.runs / name, "train", QUICKSTART, f"output_dir={given.runs / name}",
-                     "steps=36", "horizon_every=12", f"seed={seed}")  # fmt: skip
+                     "steps=36", "horizon.every=12", f"seed={seed}")  # fmt: skip
     for what in given.what:
         asyncio.run({"sites": sites, "worlds": worlds, "viewer": viewer}[what](given))
 

@@ -144,12 +144,10 @@ max_tokens: 1024
 rows_per_step: 16
 epochs: 4
 learning_rate: 1.0e-3
-warmup_steps: 5
+trainer_args: {warmup_steps: 5}
 
 # Success before and after, on the tasks of the test split.
-eval_split: test
-eval_horizon: 8
-eval_samples: 4
+eval: {split: test, horizon: 8, samples: 4}
 """)
 
 _RL: Final = Template("""\
@@ -160,8 +158,7 @@ env: $env_id
 model: runs/sft/model
 output_dir: runs/rl
 
-horizon: [6, 8]
-horizon_every: 10
+horizon: {type: stepwise, turns: [6, 8], every: 10}
 turn_max_tokens: 16
 max_tokens: 1024
 
@@ -171,13 +168,10 @@ num_generations: 4
 steps: 25
 save_every: 5
 learning_rate: 2.0e-4
-warmup_steps: 3
-trainer_args: {lr_scheduler_type: linear}
+trainer_args: {lr_scheduler_type: linear, warmup_steps: 3}
 
 # Success before and after, on the tasks of the test split, at one fixed horizon.
-eval_split: test
-eval_horizon: 8
-eval_samples: 4
+eval: {split: test, horizon: 8, samples: 4}
 """)
 
 

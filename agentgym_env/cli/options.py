@@ -6,9 +6,9 @@ import difflib
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, Protocol, get_type_hints
 
 import typer
 
@@ -89,27 +89,56 @@ def choice_option(values: Sequence[str], help: str, *names: str) -> Any:
     return typer.Option(*names, help=f"{help}: {', '.join(values)}.", callback=check)
 
 
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter that is annotated with a dataclass by an option per field.
+class OptionGroup(Protocol):
+    """Options that become one argument of a command, which is annotated with the group."""
 
-    Commands share options this way: a field of the dataclass is an option of all of them.
+    def parameters(self) -> list[inspect.Parameter]:
+        """A keyword-only parameter per option, annotated as typer needs it."""
+        ...
+
+    def value(self, options: dict[str, Any]) -> Any:
+        """The command's argument, from the options by their parameters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _DataclassGroup:
+    """An option per field of a dataclass, of which the argument is one."""
+
+    kind: Any
+
+    def parameters(self) -> list[inspect.Parameter]:
+        return _options_of(self.kind)
+
+    def value(self, options: dict[str, Any]) -> Any:
+        return self.kind(**options)
+
+
+def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is annotated with a group of options by those options.
+
+    A group is a dataclass, or an `OptionGroup` in `Annotated[TYPE, GROUP]`. Commands share options
+    this way.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: parameter.annotation
+    groups = {
+        name: group
         for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
+        if (group := _group_of(parameter.annotation)) is not None
     }
-    parameters = []
+    parameters: list[inspect.Parameter] = []
+    names: dict[str, list[str]] = {}
     for parameter in signature.parameters.values():
         if parameter.name in groups:
-            parameters += _options_of(groups[parameter.name])
+            own = groups[parameter.name].parameters()
+            names[parameter.name] = [option.name for option in own]
+            parameters += own
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def expanded(**values: Any) -> None:
         made = {
-            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            name: group.value({option: values.pop(option) for option in names[name]})
             for name, group in groups.items()
         }
         command(**values, **made)
@@ -119,6 +148,13 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__annotations__ = {p.name: p.annotation for p in parameters}
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return expanded
+
+
+def _group_of(annotation: Any) -> OptionGroup | None:
+    if is_dataclass(annotation):
+        return _DataclassGroup(annotation)
+    marks = getattr(annotation, "__metadata__", ())
+    return next((mark for mark in marks if hasattr(mark, "parameters")), None)
 
 
 def _options_of(group: Any) -> list[inspect.Parameter]:

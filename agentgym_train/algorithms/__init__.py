@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, Final
-
-import msgspec
 
 from agentgym_env.entry_points import load_named
 from agentgym_env.errors import BadRequest, ConfigError
@@ -31,7 +29,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
-from agentgym_train.config.checks import check_keys, choices_of
+from agentgym_train.config.checks import Typed, check_keys, made, type_and_fields
 
 __all__ = [
     "ALGORITHMS",
@@ -62,16 +60,14 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 }
 
 
-def make_algorithm(name: str, values: dict[str, Any]) -> Algorithm:
-    """Make an algorithm from its name and hyper-parameters; raises `ConfigError`."""
+def make_algorithm(setting: Typed) -> Algorithm:
+    """The algorithm that a config's `algorithm` describes; raises `ConfigError` for another."""
+    name, values = type_and_fields(setting)
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
-    known = [f.name for f in fields(kind)] if is_dataclass(kind) else []
-    check_keys(f" in algorithm_args of {name}", values, known)
-    try:
-        algorithm: Algorithm = msgspec.convert(values, kind) if known else kind()
-    except msgspec.ValidationError as error:
-        choices = choices_of(error, kind)
-        raise ConfigError(f"invalid algorithm_args of {name}: {error}{choices}") from error
+    if not is_dataclass(kind):
+        check_keys(f" in algorithm of type {name}", values, ())
+        return kind()  # type: ignore[no-any-return]
+    algorithm: Algorithm = made(kind, values, "algorithm", name)  # type: ignore[assignment,arg-type]
     return algorithm
 
 

@@ -26,7 +26,7 @@ from agentgym_train.algorithms.base import (
     valid,
     whiten,
 )
-from agentgym_train.config.checks import check_numbers
+from agentgym_train.config.checks import AboveZero, Count, NonNegative, Share, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class ActorCritic(Algorithm):
 
     needs_critic: ClassVar[bool] = True
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per step, which is a sampled token or a turn."""
-    lam: float = 1.0
+    lam: Share = 1.0
     """Lambda of GAE: 1 uses rewards only, 0 the one-step temporal difference."""
-    value_clip: float = 0.2
+    value_clip: AboveZero = 0.2
     """Clip range of the value update."""
-    critic_learning_rate: float = 1e-5
-    critic_warmup: int = 0
+    critic_learning_rate: AboveZero = 1e-5
+    critic_warmup: Count = 0
     """Number of initial optimizer steps that update the critic only. A critic that is initialized
     to 0 needs none: the advantage is then the whitened return."""
     bootstrap_truncated: bool = False
@@ -60,7 +60,7 @@ class ActorCritic(Algorithm):
     treats truncation as termination: the horizon is part of the task."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
     def critic_targets(self, batch: TokenBatch) -> CriticTargets:
         """The critic's targets: advantage before whitening plus value."""
@@ -141,9 +141,9 @@ class TurnGAE(ActorCritic):
     at those first tokens only. Deviation: the policy's ratio is clipped per token, not per turn.
     """
 
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount per turn."""
-    lam: float = 0.9
+    lam: Share = 0.9
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -180,15 +180,15 @@ class GiGPO(Algorithm):
     (n - 1) if `scale`, else 1, which is the authors' setting.
     """
 
-    omega: float = 1.0
+    omega: NonNegative = 1.0
     """Weight of A_step."""
-    gamma: float = 0.95
+    gamma: Share = 0.95
     """Discount per turn."""
     scale: bool = False
     """Divide by the standard deviations."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -214,13 +214,13 @@ class TurnReturns(Algorithm):
     `baseline="batch"` whitens G over all turns of the step, each counted once.
     """
 
-    gamma: float = 0.95
+    gamma: Share = 0.95
     """Discount per turn."""
     baseline: Literal["group", "batch"] = "group"
     """The baseline of a turn's return."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""

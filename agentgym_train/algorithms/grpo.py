@@ -30,7 +30,7 @@ from agentgym_train.algorithms.base import (
     whiten,
 )
 from agentgym_train.algorithms.base import valid as valid_places
-from agentgym_train.config.checks import check_numbers
+from agentgym_train.config.checks import NonNegative, Share, check_fields
 
 
 def group_advantages(batch: TokenBatch, *, scale: bool = True) -> Tensor:
@@ -162,13 +162,13 @@ class ReinforcePP(Algorithm):
     the step: (G - mean(G)) / std(G).
     """
 
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount per sampled token."""
-    beta: float = 0.0
+    beta: NonNegative = 0.0
     """KL coefficient of the reward (k1 estimator); above 0 it needs a reference policy."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
 
     @property
     def needs_reference(self) -> bool:

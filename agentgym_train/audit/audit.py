@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,13 +19,14 @@ from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
 from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
-from agentgym_train.audit.episodes import Row, Settings
+from agentgym_train.audit.episodes import Row
 from agentgym_train.audit.rules import Finding, Place, Rule, apply
 from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.audit.token_rules import trained_spans
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.read import config_from, stored_config
+from agentgym_train.config.read import config_from, stored_config, stored_values
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_envs, names_in_run
 from agentgym_train.models.folders import is_model
@@ -42,7 +43,7 @@ RULES: Final[Sequence[Rule[Subject]]] = [
 _SCORING: Final = frozenset({"tf32"})
 """TRL's settings that affect log-probabilities."""
 
-_IMPORTED: Final = ("env", "agent", "horizon_schedule")
+_IMPORTED: Final = ("env", "agent", "horizon")
 """The settings of a run that refer to code which an audit imports."""
 
 
@@ -57,8 +58,8 @@ def subject_of(
 ) -> Subject:
     """Load the subject of an audit from a run's folder, a model's folder or a hub id.
 
-    `changes` are fields of `Settings` set by the user; the others come from the run. The code that
-    a run refers to is imported only if it is trusted. Raises `ConfigError`.
+    `changes` are fields of `AuditSettings` set by the user; the others come from the run. The code
+    that a run refers to is imported only if it is trusted. Raises `ConfigError`.
     """
     path = local_path(run_or_model)
     if (path / "run.json").is_file():
@@ -68,7 +69,7 @@ def subject_of(
             f"{run_or_model} contains neither a run (run.json) nor a model (config.json)"
         )
     model, tokenizer = load_policy(run_or_model, dtype)
-    return Subject(run_or_model, model, tokenizer, replace(Settings(), **changes))
+    return Subject(run_or_model, model, tokenizer, replace(AuditSettings(), **changes))
 
 
 def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bool) -> Subject:
@@ -83,9 +84,12 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
             f"model: agentgym audit {path}/model"
         )
     # Check this first: creating the config imports the agent.
+    values = stored_values(path, values)
     names = names_in_run(values, _IMPORTED) | names_in_envs(values.get("envs"), ["env"])
-    if values.get("agent") == "external":  # an audit opens no gateway to it
-        del names["agent"]
+    agent = values.get("agent")
+    if (agent.get("type") if isinstance(agent, Mapping) else agent) == "external":
+        # An audit opens no gateway to it.
+        names = {name: v for name, v in names.items() if name.partition(".")[0] != "agent"}
     require_trust(f"{path}/run.json", names, trusted=trusted)
     config = stored_config(path, values, config_from)
     source, version = _weights(store, config)
@@ -106,7 +110,7 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
         source,
         model,
         tokenizer,
-        replace(Settings(), **{**values, **changes}),
+        replace(AuditSettings(), **{**values, **changes}),
         stored=Stored(config, trajectories, version),
     )
 

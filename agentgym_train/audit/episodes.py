@@ -26,8 +26,9 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_train.audit.host import ENV_ID, AuditHost, observations
 from agentgym_train.audit.rules import Drift
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.rl import RLConfig
+from agentgym_train.config.rl import RLConfig, RLLimits
 from agentgym_train.engines.base import Generation, GenerationEngine, Sampling, ScriptedEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.chat import Chat
@@ -49,25 +50,6 @@ WRITTEN = 8
 
 _CUT = 4
 """Maximum tokens per turn in episodes with truncated turns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(PolicyConfig):
-    """The audited policy and the audit's episodes; a run's own values are the defaults."""
-
-    turns: int = 3
-    """Turns per episode."""
-    episodes: int = 4
-    """Number of episodes sampled from the model; scripted episodes are additional."""
-    seed: int = 0
-    """Seed of sampling."""
-    instruction: str | None = "You are in a world of text. Answer with one action."
-    turn_max_tokens: int = 64
-    max_tokens: int = 4096
-    tolerance: float | None = None
-    """Tolerance of a log-probability; None chooses it for the data type."""
-    trainer_args: dict[str, Any] = field(default_factory=dict)
-    """TRL's settings of the run that affect precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +169,7 @@ class AuditRunner:
 
     env_id = ENV_ID
 
-    def __init__(self, policy: Policy, settings: Settings, control: Mapping[int, str]) -> None:
+    def __init__(self, policy: Policy, settings: AuditSettings, control: Mapping[int, str]) -> None:
         self._host = AuditHost(observations(list(control.values())))
         self._count = settings.episodes + settings.episodes % 2
         names = [str(i) for i in range(self._count + WRITTEN)]
@@ -272,7 +254,7 @@ def written_turns(chat: Chat, tokenizer: Any, render: Any) -> list[list[int]]:
     ]
 
 
-def play(policy: Policy, settings: Settings, control: Mapping[int, str]) -> Episodes:
+def play(policy: Policy, settings: AuditSettings, control: Mapping[int, str]) -> Episodes:
     """Run the episodes in a trainer and return the trainer's rows."""
     rollout_runner = AuditRunner(policy, settings, control)
     with tempfile.TemporaryDirectory(prefix="agentgym-audit-") as folder:
@@ -332,9 +314,9 @@ def _trainer_scores(trainer: RLTrainer, output: dict[str, Any]) -> Tensor:
     return scores.float()
 
 
-def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConfig:
+def _config(settings: AuditSettings, name: str, folder: str, episodes: int) -> RLConfig:
     # The audit chooses the data types itself.
-    own = ("model", "dtype", "compute_dtype")
+    own = ("model", "dtype", "compute_dtype", "engine")
     return RLConfig(
         **{f.name: getattr(settings, f.name) for f in fields(PolicyConfig) if f.name not in own},
         model=name,
@@ -346,7 +328,7 @@ def _config(settings: Settings, name: str, folder: str, episodes: int) -> RLConf
         prompts_per_step=episodes // 2,
         num_generations=2,
         steps=1,
-        max_lost_rate=1.0,
+        limits=RLLimits(max_lost_rate=1.0),
         trainer_args={**settings.trainer_args, "save_strategy": "no"},
     )
 

@@ -15,6 +15,7 @@ from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.rules import first_difference as difference
 from agentgym_train.audit.subject import Stored, Subject
 from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
+from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
@@ -26,7 +27,7 @@ from agentgym_train.rollout.model_actors import ModelActor
 
 
 def tokenized_again(
-    trajectory: Trajectory, chat: Chat, agent: str, form: ActionFormat
+    trajectory: Trajectory, chat: Chat, agent: Typed, form: ActionFormat
 ) -> list[Tokens]:
     """Rebuild the rows of an episode from its observations and the sampled ids of its turns.
 
@@ -45,7 +46,7 @@ def tokenized_again(
         ScriptedEngine(lambda prompt, number: next(responses)), chat, config,
         agent=agent_factory(agent, form)(),
     )  # fmt: skip
-    reflections = _reflections(trajectory, type(agent_factory(agent, form)()), agent)
+    reflections = _reflections(trajectory, type(agent_factory(agent, form)()), type_of(agent))
 
     async def rows() -> list[Tokens]:
         rows, output = await act_out(actor, trajectory, agent, reflections)
@@ -130,7 +131,7 @@ def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
         if row.number == 0:
             rebuilt = _rebuilt_rows(subject, stored.config, row)
         _check_ids(subject, rebuilt[row.number], row)
-        if stored.config.agent in _PLAIN:
+        if type_of(stored.config.agent) in _PLAIN:
             own, template = subject.view(row.trajectory, stored.config)
             form = own.form(subject.settings.form)
             check_separators(row, row.turns, own, template, subject.decode, form)
@@ -184,7 +185,7 @@ def _stored(subject: Subject) -> Stored:
 def _rows(stored: Stored) -> Iterator[StoredRow]:
     for file, trajectories in stored.trajectories.items():
         config = stored.config
-        heat = config.eval_temperature if file.startswith("eval") else config.temperature
+        heat = config.eval.temperature if file.startswith("eval") else config.temperature
         for line, trajectory in enumerate(trajectories, 1):
             first, where = 0, f"{file}.jsonl, episode {line}"
             for number, tokens in enumerate(trajectory.rows):

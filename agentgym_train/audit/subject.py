@@ -11,9 +11,10 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import AgentGymError
 from agentgym_env.tools import ACT
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.audit.episodes import Episodes, Settings, play
+from agentgym_train.audit.episodes import Episodes, play
 from agentgym_train.audit.rules import NotApplicable, Place
 from agentgym_train.audit.template import Template
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import tools_of
 from agentgym_train.engines.base import GenerationEngine
@@ -43,7 +44,7 @@ class Subject:
         name: str,
         model: Any,
         tokenizer: Any,
-        settings: Settings,
+        settings: AuditSettings,
         *,
         engine: GenerationEngine | None = None,
         stored: Stored | None = None,

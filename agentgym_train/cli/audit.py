@@ -4,60 +4,41 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from agentgym_env.cli.options import check_ending, choice_option, json_object
+from agentgym_env.cli.options import check_ending, with_option_groups
 from agentgym_env.errors import ConfigError
 from agentgym_env.trust import Trust
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
-from agentgym_train.config.options import ChatTemplateKwargs, Instruction
+from agentgym_train.config.options import SettingsOptions
 
-_DTYPES = ("float32", "bfloat16", "float16")
+_OPTIONS: Final = SettingsOptions(
+    AuditSettings,
+    without=("model", "compute_dtype", "engine", "agent", "trainer_args"),
+    defaults={
+        "seed": "the run's, or 0", "temperature": "the run's, or 1",
+        "turn_max_tokens": "the run's, or 64", "max_tokens": "the run's, or 4096",
+        "instruction": "the run's", "action_format": "the run's, or plain",
+    },
+)  # fmt: skip
 
 
+@with_option_groups
 def audit(
     run_or_model: Annotated[
         str, typer.Argument(help="A run's folder, a model's folder, or a hub id.")
     ],
-    turns: Annotated[int, typer.Option(min=1, help="Turns per episode.")] = 3,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes sampled from the model.")] = 4,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="Tolerance per log-probability. Default: 1e-4 in float32, 2e-2 in 16 bits.",
-        ),
-    ] = None,
-    dtype: Annotated[str, choice_option(_DTYPES, "Data type of the weights")] = "float32",
+    given: Annotated[dict[str, Any], _OPTIONS],
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this JSON file.")
     ] = None,
     show: Annotated[
         int, typer.Option(min=0, help="Number of episodes whose tokens are printed.")
     ] = 1,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for sampling. Default: the run's, or 0.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=1e-3, help="Sampling temperature. Default: the run's, or 1.")
-    ] = None,
-    instruction: Instruction = None,
-    action_format: Annotated[str | None, typer.Option(help="plain, react or act.")] = None,
-    chat_template_kwargs: ChatTemplateKwargs = "{}",
-    keep_reasoning: Annotated[
-        bool | None,
-        typer.Option(help="Keep earlier reasoning where the chat template would drop it."),
-    ] = None,
-    turn_max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens per turn. Default: the run's, or 64.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum tokens per episode. Default: the run's, or 4096."),
-    ] = None,
     trust: Trust = False,
 ) -> None:
     """Check that a model is trained on exactly the tokens that it samples.
@@ -68,6 +49,8 @@ def audit(
         check_ending("--json", json_path, ".json")
         if not json_path.absolute().parent.is_dir():
             raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
+    dtype = AuditSettings(**given).dtype
+    given.pop("dtype", None)
     from agentgym_train.models.hub import check_available
 
     if not local_path(run_or_model).is_dir():
@@ -77,21 +60,7 @@ def audit(
 
     quiet_libraries()
     console = Console(highlight=False)
-    given = {
-        "turns": turns,
-        "episodes": episodes,
-        "tolerance": tolerance,
-        "seed": seed,
-        "temperature": temperature,
-        "instruction": instruction,
-        "action_format": action_format,
-        "chat_template_kwargs": json_object("--chat-template-kwargs", chat_template_kwargs) or None,
-        "keep_reasoning": keep_reasoning,
-        "turn_max_tokens": turn_max_tokens,
-        "max_tokens": max_tokens,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    subject = check.subject_of(run_or_model, dtype, changes, trusted=trust)
+    subject = check.subject_of(run_or_model, dtype, given, trusted=trust)
     console.print(f"auditing {subject.name} in {dtype}\n", soft_wrap=True, markup=False)
     findings = []
     for finding in check.audit(subject):

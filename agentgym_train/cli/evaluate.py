@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.cli.options import (
+    TokenFile,
     check_ending,
     check_folder_name,
     choice_option,
+    server_token,
     with_option_groups,
 )
 from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import one_line
-from agentgym_train.config.options import EvalEnvOptions, PolicyOptions, given_options
+from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions
+from agentgym_train.config.policy import PlayConfig, PolicyConfig
 from agentgym_train.evaluation.paper import SUITES
 from agentgym_train.evaluation.plan import (
     DEFAULT_SPLIT,
@@ -35,16 +38,25 @@ from agentgym_train.rollout.policy_name import POLICIES
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
+_ENV: Final = SettingsOptions(
+    PlayConfig,
+    only=("env", "env_kwargs", "servers", "wrappers", "horizon", "seed"),
+    optional=("env",),
+)
+_POLICY: Final = SettingsOptions(PolicyConfig, without=("model", "dtype"))
+
 
 @with_option_groups
 def evaluate(
-    context: typer.Context,
-    env_options: EvalEnvOptions,
+    of_env: Annotated[dict[str, Any], _ENV],
     policy: Annotated[
         list[str],
         typer.Option(help=f"{POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
     ],
-    split: Annotated[str, typer.Option(help="Split of tasks.")] = DEFAULT_SPLIT,
+    token_file: TokenFile = None,
+    split: Annotated[
+        str | None, typer.Option(help=f"Split of tasks. Default: {DEFAULT_SPLIT}.")
+    ] = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,9 +105,11 @@ def evaluate(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the report to this JSON file.")
     ] = None,
+    run: SettingsOf = None,
     *,
-    policy_options: PolicyOptions,
+    of_policy: Annotated[dict[str, Any], _POLICY],
     model_options: ModelOptions,
+    old: Annotated[None, OldOptions("--dtype", "--gateway", "--cuda-graphs")],
 ) -> None:
     """Evaluate policies on the same tasks.
 
@@ -105,47 +119,45 @@ def evaluate(
         check_folder_name("--out", out)
     if json_path is not None:
         check_ending("--json", json_path, ".json")
-    words = PolicyWords(
-        policy, policy_options, model_options, given_options(context), concurrency or 16
-    )
+    words = PolicyWords(policy, of_policy, run, model_options, concurrency or 16)
     if suite is not None:
         from agentgym_train.evaluation.suite import SuitePlan, run_suite, world_ids
 
-        _check_suite_options(env_options, words.given, tasks, baseline, json_path)
+        _check_suite_options(of_env, token_file, split, tasks, baseline, json_path)
         suite_plan = SuitePlan(
             policies=words.by_world(world_ids()),
-            env_kwargs=env_options.kwargs(), horizon=env_options.horizon, samples=samples,
-            seed=env_options.seed, limit=limit, per_category=per_category,
+            env_kwargs=of_env.get("env_kwargs", {}), horizon=of_env.get("horizon"),
+            samples=samples, seed=of_env.get("seed", 0), limit=limit, per_category=per_category,
             concurrency=concurrency or 256,
         )  # fmt: skip
         path = out or suite_plan.folder()
         with _resumable(path):
             run_suite(suite_plan, path, Console(), fresh=fresh)
         return
-    found = words.policies(env_options.env)
+    settings = PlayConfig(**{"env": "", **of_env})
+    found = words.policies(settings.env)
     check_baseline(found.labels, baseline)
-    env, wrappers = env_options.env, env_options.wrappers()
-    if not env:
+    if not settings.env:
         raise ConfigError("name an environment with --env, or use --suite paper")
     instruction = found.settings.instruction
     with (
         RolloutRunner(
-            env,
-            env_options.server or [],
-            token=env_options.token(),
-            env_kwargs=env_options.kwargs(),
-            wrappers=wrappers,
+            settings.env,
+            settings.servers,
+            token=server_token(token_file, has_server=bool(settings.servers)),
+            env_kwargs=settings.env_kwargs,
+            wrappers=settings.wrappers,
             concurrency=concurrency or 256,
         ) as runner,
     ):
-        check_served(env, runner.card.env)
-        ids, split = chosen_tasks(runner.tasks, tasks, split, limit, per_category)
+        check_served(settings.env, runner.card.env)
+        ids, split = chosen_tasks(runner.tasks, tasks, split or DEFAULT_SPLIT, limit, per_category)
         instruction = runner.card.instruction if instruction is None else instruction
         plan = EvalPlan(
-            env=runner.card.env, env_kwargs=env_options.kwargs(), env_version=runner.card.version,
-            split=split, tasks=ids, samples=samples, horizon=env_options.max_turns,
-            seed=env_options.seed, policy=replace(found.settings, instruction=instruction),
-            policies=found.plans, wrappers=wrappers,
+            env=runner.card.env, env_kwargs=settings.env_kwargs, env_version=runner.card.version,
+            split=split, tasks=ids, samples=samples, horizon=settings.horizon,
+            seed=settings.seed, policy=replace(found.settings, instruction=instruction),
+            policies=found.plans, wrappers=settings.wrappers,
         )  # fmt: skip
         _carry_out(plan, found.specs, runner, out, fresh, baseline, json_path)
 
@@ -198,17 +210,17 @@ def _resumable(path: Path) -> Iterator[None]:
 
 
 def _check_suite_options(
-    env_options: EvalEnvOptions,
-    named: Set[str],
+    of_env: Mapping[str, Any],
+    token_file: Path | None,
+    split: str | None,
     tasks: list[str] | None,
     baseline: str | None,
     json_path: Path | None,
 ) -> None:
     given = {
-        "--env": env_options.env, "--server": env_options.server,
-        "--token-file": env_options.token_file, "--wrapper": env_options.wrapper,
-        "--split": "split" in named, "--tasks": tasks, "--baseline": baseline,
-        "--json": json_path,
+        "--env": of_env.get("env"), "--server": of_env.get("servers"), "--token-file": token_file,
+        "--wrapper": of_env.get("wrappers"), "--split": split, "--tasks": tasks,
+        "--baseline": baseline, "--json": json_path,
     }  # fmt: skip
     for option, value in given.items():
         if value:

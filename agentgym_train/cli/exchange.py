@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +15,7 @@ from agentgym_env.cli.options import check_ending, check_folder_name, with_optio
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.options import FilterOptions
+from agentgym_train.config.options import SettingsOptions
 
 _MAX_NAMED = 10
 
@@ -42,7 +41,7 @@ def export(
         bool, typer.Option("--tokens/--no-tokens", help="Include sampled token ids.")
     ] = True,
     *,
-    filter_options: FilterOptions,
+    kept: Annotated[dict[str, Any], SettingsOptions(EpisodeFilter)],
 ) -> None:
     """Export episodes to files for training with other libraries."""
     from agentgym_train.config.episodes import PairRules
@@ -58,7 +57,7 @@ def export(
         if source.resolve() in (target, *target.parents):
             raise ConfigError(f"--out {out} is a source, or in its folder; choose another file")
     rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
-    keep = EpisodeFilter(**asdict(filter_options))
+    keep = EpisodeFilter(**kept)
     selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
     _report_broken(console, read.broken)
     rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)

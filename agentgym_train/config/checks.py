@@ -1,96 +1,211 @@
-"""Checks of settings: their keys, types and numbers."""
+"""Settings: dataclasses whose fields say what they may be, and are checked when one is made.
+
+A setting with a `type`, such as `{type: ppo, lam: 0.95}`, is a text or a mapping: the text is short
+for the type alone.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from math import inf, isfinite
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cache
+from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from uuid import UUID
 
 import msgspec
 
 from agentgym_env.errors import ConfigError
 
-RENAMED: Final[Mapping[str, str]] = {
-    "steps_ahead": "async_steps",
-    "oversample": "oversampling_ratio",
-    "stragglers": "unfinished_groups",
-    "group_size": "num_generations",
-    "kl": "beta",
-    "engine_correction": "importance_sampling_correction",
-    "engine_correction_max": "importance_sampling_cap",
-    "tokens_per_forward": "max_tokens_per_microbatch",
-    "trl": "trainer_args",
-    "least_reward": "min_reward",
-    "least_turns": "min_turns",
-    "most_turns": "max_turns",
-    "most_tokens": "max_episode_tokens",
-    "policy": "model",
-}
-"""Config keys of earlier versions, and their current names."""
+_T = TypeVar("_T")
 
-MINIMUM: Final[Mapping[str, float]] = dict.fromkeys(
-    (
-        "turn_max_tokens", "max_tokens", "concurrency", "save_every", "eval_samples",
-        "SFTConfig.eval_horizon", "DPOConfig.eval_horizon", "AgentEvolConfig.horizon",
-        "CollectConfig.horizon", "horizon_every", "horizon_patience", "horizon_window",
-        "max_staleness", "importance_sampling_cap", "importance_sampling_band",
-        "prompts_per_step", "rows_per_step", "minibatches_per_rollout", "epochs_per_rollout",
-        "pairs_per_step", "RLConfig.steps", "iterations", "samples", "max_turns",
-        "max_episode_tokens", "most", "max_batch", "tensor_parallel_size", "cpu_cache_gb",
-        "max_model_len", "max_num_seqs", "block_size", "nccl_port",
-    ),
-    1,
-) | {"num_generations": 2, "min_reward": -inf, "CollectConfig.n": 1,
-     "World.eval_samples": 0}  # fmt: skip
-"""Minimum of numeric fields, by `field` or `Class.field`; 0 for the others."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+ShareAboveZero = Annotated[float, msgspec.Meta(gt=0, le=1)]
+AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
-ABOVE_ZERO: Final = frozenset(
-    {
-        "epochs", "weight", "DPOConfig.beta", "reward_gap", "horizon_threshold",
-        "gpu_memory_utilization", "request_timeout_s", "value_clip", "critic_learning_rate",
-    }
-)  # fmt: skip
-"""Numeric fields that are above 0."""
+_NO_TEXT: Final = (bytes, bytearray, memoryview, Decimal, datetime, date, time, timedelta, UUID)
+"""Types of Python that msgspec would take for text."""
+_PATH: Final = re.compile(r"(.*) - at `\$(.*)`$", re.DOTALL)
+Typed = str | dict[str, Any]
+"""A type by name, or a mapping with a `type` and its further fields."""
 
-MAXIMUM: Final[Mapping[str, float]] = {
-    "async_steps": 1,
-    "max_lost_rate": 1,
-    "horizon_threshold": 1,
-    "gpu_memory_utilization": 1,
-    "nccl_port": 65535,
-    "gamma": 1,
-    "seed": 2**32 - 1,
-    "lam": 1,
-}
+SHORT: Final[Mapping[str, str]] = {
+    "agent": "type", "algorithm": "type", "engine": "type", "horizon": "turns",
+    "importance_sampling": "type", "sampler": "type",
+}  # fmt: skip
+"""Key -> the field that a value other than a mapping is short for."""
+
+_WORDS: Final = {
+    "int": "an integer", "float": "a number", "str": "text", "bool": "true or false",
+    "object": "a mapping", "array": "a list",
+}  # fmt: skip
+"""What msgspec calls a type, and what it is called here."""
+_WORD: Final = re.compile(rf"\b({'|'.join(_WORDS)})\b")
+_BOUND: Final = re.compile(r"Expected `\w+` (>=|>|<=) (\d+(?:\.0*[1-9]\d*)?)(?:\.0)?")
+_BOUNDS: Final = {">=": "at least", ">": "above", "<=": "at most"}
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 
-def check_keys(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for unknown keys, with a suggestion.
+class Settings:
+    """Base class of dataclasses of settings.
 
-    `what` is the location of the keys, such as " in trainer_args"; empty for the config itself.
+    Every field is converted to its declared type and checked against its bounds, whether it comes
+    from a file, a command line or Python. Fields that are settings themselves take a mapping.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: object, **values: object) -> Self:
+        """Raise `ConfigError` for an unknown key, which `__init__` would report as a TypeError."""
+        check_keys("", values, (f.name for f in fields(cls)))  # type: ignore[arg-type]
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(settings: Any) -> None:
+    """Convert the fields of a dataclass to their types; raises `ConfigError` with path and value.
+
+    A path is accepted for text.
+    """
+    kind: Any = type(settings)
+    hints = type_hints(kind)
+    for f in fields(settings):
+        if f.init:
+            value = converted_value(getattr(settings, f.name), hints[f.name], f.name)
+            object.__setattr__(settings, f.name, value)
+
+
+def made(kind: type[_T], values: Mapping[str, Any], name: str, type_name: str = "") -> _T:
+    """A dataclass from the values of the setting `name`, such as `engine`, which has a type.
+
+    Raises `ConfigError` for an unknown key, a wrong type, or a value out of bounds.
+    """
+    of_type = f" of type {type_name}" if type_name else ""
+    check_keys(f" in {name}{of_type}", values, (f.name for f in fields(kind)))  # type: ignore[arg-type]
+    return converted_value(values, kind, name)  # type: ignore[no-any-return]
+
+
+def converted_value(value: Any, hint: Any, name: str) -> Any:
+    """A value as the type that is declared for it; `name` is its place, for errors."""
+    value = str(value) if isinstance(value, Path) else value
+    try:
+        plain = msgspec.to_builtins(value, builtin_types=_NO_TEXT)
+        if isinstance(plain, str):
+            plain.encode()
+        for place, kind, keys in _mappings(plain, hint, ""):
+            check_keys(f" in {name}{place}", keys, (f.name for f in fields(kind)))
+        found = msgspec.convert(plain, hint)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_described(error, name, plain, hint)) from error
+    except (TypeError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{name} cannot be {value!r:.80}: {error}") from error
+    if isinstance(found, float) and not isfinite(found):
+        raise ConfigError(f"{name} must be a finite number, got {found}")
+    return found
+
+
+@cache
+def type_hints(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their bounds."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `ConfigError` for unknown keys, with a suggestion; `names` may have their values.
+
+    `where` is the location of the keys, such as " in trainer_args"; empty for the config itself.
     """
     valid = sorted(known)
-    unknown = sorted(set(names) - set(valid))
+    unknown = sorted({str(name) for name in names} - set(valid))
     if not unknown:
         return
+    from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.trl_keys import hint_for_trl
 
-    renamed = {name: new for name in unknown if (new := RENAMED.get(name)) in valid}
-    if renamed:
-        raise ConfigError("; ".join(f"{old} was renamed to {new}" for old, new in renamed.items()))
+    old = instead_of(names if isinstance(names, Mapping) else dict.fromkeys(unknown), valid)
+    if old:
+        raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]
     if hints:
-        raise ConfigError(f"unknown key {', '.join(unknown)}{what}: {'; '.join(hints)}")
+        raise ConfigError(f"unknown key {', '.join(unknown)}{where}: {'; '.join(hints)}")
     near = [close[0] for name in unknown if (close := difflib.get_close_matches(name, valid, n=1))]
     hint = f"did you mean {' and '.join(near)}?" if len(near) == len(unknown) else ""
     keys = "key" if len(unknown) == 1 else "keys"
     raise ConfigError(
-        f"unknown {keys} {', '.join(unknown)}{what}; "
+        f"unknown {keys} {', '.join(unknown)}{where}; "
         + (hint or (f"valid keys: {', '.join(valid)}" if valid else "no keys are allowed here"))
     )
+
+
+def type_and_fields(value: Typed) -> tuple[str, dict[str, Any]]:
+    """(type, further fields)."""
+    if isinstance(value, str):
+        return value, {}
+    rest = dict(value)
+    return str(rest.pop("type")), rest
+
+
+def shortest(
+    name: str, value: Typed, default: str, kinds: Mapping[str, type] = MappingProxyType({})
+) -> Typed:
+    """The value in its shortest form; a mapping without a type has the default one.
+
+    `kinds` are the settings of the types, whose defaults are left out.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get("type", default)
+    if not isinstance(kind, str):
+        raise ConfigError(f"{name}.type must be text, got {kind!r:.80}")
+    plain = {f.name: f.default for f in fields(kinds[kind])} if kind in kinds else {}
+    rest = {
+        key: own
+        for key, own in value.items()
+        if key != "type" and (own != plain.get(key, ...) or type(own) is not type(plain[key]))
+    }
+    return {"type": kind, **rest} if rest else kind
+
+
+def type_of(value: Typed) -> str:
+    """The type alone."""
+    return type_and_fields(value)[0]
+
+
+def chosen(name: str, value: Typed, kinds: Mapping[str, type[_T]], further: str = "") -> _T:
+    """The settings of a type among several; raises `ConfigError` for another or a wrong field.
+
+    `further` says what else the type may be, for the error.
+    """
+    kind, rest = type_and_fields(value)
+    if kind not in kinds:
+        raise ConfigError(
+            f"{name} has no type {kind!r:.80}; choose from {', '.join(kinds)}{further}"
+        )
+    return made(kinds[kind], rest, name, kind)
 
 
 def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
@@ -99,79 +214,63 @@ def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
     Mappings, lists and enumerations are left to the library.
     """
     hints = get_type_hints(kind)
-    check_keys(f" in {where}", values, (f.name for f in fields(kind)))
+    check_keys(f" in {where}", values, (f.name for f in fields(kind)))  # type: ignore[arg-type]
     plain = {int, float, bool, str, type(None)}
     for name, value in values.items():
         if set(get_args(hints[name]) or (hints[name],)) <= plain:
-            try:
-                msgspec.convert(value, hints[name])
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"{where}.{name}: {error}, got {value!r}") from error
+            converted_value(value, hints[name], f"{where}.{name}")
 
 
-def check_types(config: Any) -> None:
-    """Raise `ConfigError` for a field of a dataclass whose value has another type than declared.
-
-    A path is accepted for text.
-    """
-    hints = get_type_hints(type(config))
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if isinstance(value, Path):
-            value = str(value)
-            object.__setattr__(config, f.name, value)
-        try:
-            msgspec.convert(msgspec.to_builtins(value), hints[f.name])
-        except (msgspec.ValidationError, TypeError) as error:
-            raise ConfigError(f"{f.name}: {error}") from error
+def _mappings(value: Any, hint: Any, place: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """(place, dataclass, values) of each mapping that becomes a dataclass, with all its keys."""
+    if get_origin(hint) is list and isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _mappings(item, get_args(hint)[0], f"{place}[{number}]")
+    elif is_dataclass(hint) and isinstance(value, Mapping):
+        yield place, hint, value
+        for name, inner in type_hints(hint).items():  # type: ignore[arg-type]
+            if name in value:
+                yield from _mappings(value[name], inner, f"{place}.{name}")
+    elif get_origin(hint) not in (list, dict, Literal):
+        for one in get_args(hint):
+            yield from _mappings(value, one, place)
 
 
-def check_numbers(config: Any) -> None:
-    """Raise `ConfigError` for a numeric field of a dataclass that is invalid."""
-    for f in fields(config):
-        kind, _, optional = str(f.type).partition(" | ")
-        value = getattr(config, f.name)
-        if kind not in ("int", "float") or (value is None and optional):
-            continue
-        name = f"{type(config).__name__}.{f.name}"
-        if name not in MINIMUM and name not in ABOVE_ZERO:
-            name = f.name
-        check_number(
-            f.name,
-            value,
-            whole=kind == "int",
-            minimum=MINIMUM.get(name, 0),
-            above=name in ABOVE_ZERO,
-            maximum=MAXIMUM.get(name, inf),
-        )
+def _described(error: msgspec.ValidationError, name: str, value: Any, hint: Any) -> str:
+    """The place of an invalid value, what it may be, and what it is."""
+    found = _PATH.match(str(error))
+    text, path = found.groups() if found else (str(error), "")
+    for key, number in _STEP.findall(path):
+        value = value[key] if key else value[int(number)]
+        hint = _within(hint, key)
+    if isinstance(error.__cause__, ConfigError):
+        names = [f.name for f in fields(hint)] if is_dataclass(hint) else []
+        is_field = re.split(r"\W", text, maxsplit=1)[0] in names
+        return f"{name}{path}{'.' if is_field else ': '}{text}"
+    if " - at `key` in " in str(error):
+        return f"the keys of {name} must be text, got {value!r:.80}"
+    if isinstance(value, float) and not isfinite(value):
+        return f"{name}{path} must be a finite number, got {value}"
+    if bound := _BOUND.fullmatch(text):
+        return f"{name}{path} is {_BOUNDS[bound[1]]} {bound[2]}, got {value!r:.80}"
+    expected = text.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
+    expected = _WORD.sub(lambda word: _WORDS[word[0]], expected).replace(" | ", " or ")
+    if text.startswith("Invalid enum value"):
+        expected = f"one of {', '.join(map(str, _choices(hint)))}"
+    return f"{name}{path} must be {expected}, got {value!r:.80}"
 
 
-def check_number(
-    name: str,
-    value: Any,
-    *,
-    whole: bool = False,
-    minimum: float = 0,
-    above: bool = False,
-    maximum: float = inf,
-) -> None:
-    """Raise `ConfigError` unless `value` is a finite number within the bounds."""
-    kind = "a whole number" if whole else "a number"
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ConfigError(f"{name} is {kind}, got {value!r}")
-    if not isfinite(value):
-        raise ConfigError(f"{name} is a finite number, got {value}")
-    if above and value <= minimum:
-        raise ConfigError(f"{name} is above {minimum:g}, got {value:g}")
-    if value < minimum:
-        raise ConfigError(f"{name} is at least {minimum:g}, got {value}")
-    if value > maximum:
-        raise ConfigError(f"{name} is at most {maximum}, got {value}")
+def _within(hint: Any, key: str) -> Any:
+    """The type of what is within a value, by a key or, if that is empty, in a list."""
+    if is_dataclass(hint):
+        return type_hints(hint).get(key, Any)  # type: ignore[arg-type]
+    inner = get_args(hint)
+    if get_origin(hint) in (list, dict):
+        return inner[-1]
+    return next((_within(one, key) for one in inner if one is not type(None)), Any)
 
 
-def choices_of(error: Exception, kind: type) -> str:
-    """What a key may be, where it is one of a few texts."""
-    key = str(error).rpartition("`$.")[2].rstrip("`")
-    named = next((f.type for f in fields(kind) if f.name == key), None)
-    hint = get_type_hints(kind)[key] if named is not None else None
-    return f"; choose from {', '.join(get_args(hint))}" if get_origin(hint) is Literal else ""
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(value for one in get_args(hint) for value in _choices(one))

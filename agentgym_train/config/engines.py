@@ -1,16 +1,25 @@
-"""Settings of the generation engines (`engine_args`), with defaults that suit the device."""
+"""Settings of the generation engines (`engine`), with defaults that suit the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import check_keys, check_numbers
+from agentgym_train.config.checks import (
+    AboveZero,
+    NonNegative,
+    Positive,
+    Settings,
+    ShareAboveZero,
+    Typed,
+    chosen,
+    type_and_fields,
+)
 
 
 def check_address(url: str, api_key: str | None, fitting: str) -> None:
@@ -30,40 +39,38 @@ def check_address(url: str, api_key: str | None, fitting: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HFSettings:
+class HFSettings(Settings):
     """The transformers engine, which samples from the trainer's own model."""
 
-    max_batch: int = 256
+    max_batch: Positive = 256
     """Maximum number of turns that are sampled in one batch."""
-    settle_ties: bool = False
+    settle_ties: bool | None = None
     """Decide near ties by a forward pass of the conversation alone. In float32 the sampled turns
-    then do not depend on the rest of the batch, as evaluations need; each near tie costs a pass."""
+    then do not depend on the rest of the batch; each near tie costs a pass. Null does so in
+    `agentgym eval` and `collect`, and not in training."""
     cuda_graphs: bool = False
     """On a GPU, replay each decode step as a CUDA graph, which small models need to be fast. Where
     a step cannot be captured, or differs, a warning is logged and the engine samples without. A CPU
     runs the same steps, without graphs."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VLLMSettings:
+class VLLMSettings(Settings):
     """How vLLM computes, wherever it runs. Null uses the default of the device."""
 
     dtype: str | None = None
     """float32, bfloat16 or float16; null uses float32 on a CPU and bfloat16 on a GPU."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Positive = 1
     """GPUs that share one copy of the model; above 1 needs the server."""
-    gpu_memory_utilization: float | None = None
+    gpu_memory_utilization: ShareAboveZero | None = None
     """Share of each GPU's memory; null uses 0.3 beside the trainer and 0.9 for a server."""
-    cpu_cache_gb: int = 1
+    cpu_cache_gb: Positive = 1
     """Memory of the KV cache on a CPU, in GiB."""
-    max_model_len: int | None = None
+    max_model_len: Positive | None = None
     """Maximum tokens of a conversation; null uses the run's `max_tokens`."""
-    max_num_seqs: int = 256
+    max_num_seqs: Positive = 256
     """Maximum number of turns that are sampled in one batch."""
-    block_size: int | None = None
+    block_size: Positive | None = None
     """Tokens per block of the KV cache; shared prefixes count in whole blocks. Null uses 32 on a
     CPU, where vLLM's default of 128 would miss the prefix of most turns."""
     attention_backend: str | None = None
@@ -72,9 +79,6 @@ class VLLMSettings:
     """Disable CUDA graphs and compilation; null is true on a CPU."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM, by the names of its `EngineArgs`."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,40 +105,47 @@ class ServerSettings(VLLMSettings):
     """With `lora`, send the base weights once and then only the adapters, with which the server
     samples. Null does so on a server with a GPU that the run starts; other servers need
     `--enable-lora`."""
-    request_timeout_s: float = 600.0
+    request_timeout_s: AboveZero = 600.0
     """Timeout of one turn in seconds; a server that exceeds it counts as gone."""
-    wait_s: float = 600.0
+    wait_s: NonNegative = 600.0
     """Time in seconds that a turn waits for a server before its episode is lost."""
     nccl_address: str = "127.0.0.1"
     """With `nccl`: this machine's address, as the servers see it."""
-    nccl_port: int = 51216
+    nccl_port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 51216
     """With `nccl`: the first of several free ports of this machine, one per server."""
 
 
-EngineSettings = HFSettings | ColocateSettings | ServerSettings
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEngine:
+    """An engine of the user's, made by `Class(model, tokenizer, max_tokens=N, **fields)`."""
 
-ENGINES: Final[Mapping[str, type[EngineSettings]]] = {
+    name: str
+    """`package.module:Class`, a `GenerationEngine`."""
+    fields: dict[str, Any]
+
+
+EngineSettings = HFSettings | ColocateSettings | ServerSettings | OwnEngine
+
+ENGINES: Final[Mapping[str, type[HFSettings | ColocateSettings | ServerSettings]]] = {
     "hf": HFSettings,
+    "vllm": ServerSettings,
     "vllm_colocate": ColocateSettings,
-    "vllm_server": ServerSettings,
 }
-"""Engine -> its settings."""
+"""Type of an engine -> its settings."""
 
 
-def engine_settings(engine: str, values: Mapping[str, Any]) -> EngineSettings:
-    """The settings of one engine from plain values; raises `ConfigError` for an unknown one."""
-    if engine not in ENGINES:
-        raise ConfigError(f"no engine {engine!r}; choose from {', '.join(ENGINES)}")
-    kind = ENGINES[engine]
-    check_keys(f" in engine_args of {engine}", values, (f.name for f in fields(kind)))
-    try:
-        settings = msgspec.convert(dict(values), kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid engine_args of {engine}: {error}") from error
+def engine_settings(engine: Typed) -> EngineSettings:
+    """The settings that a config's `engine` describes; raises `ConfigError` for invalid ones."""
+    kind, values = type_and_fields(engine)
+    if ":" in kind:
+        return OwnEngine(name=kind, fields=values)
+    if kind == "vllm_server":
+        raise ConfigError("the engine vllm_server was renamed to vllm")
+    settings = chosen("engine", engine, ENGINES, ", or write package.module:Class")
     if isinstance(settings, ColocateSettings) and settings.tensor_parallel_size != 1:
         raise ConfigError(
             f"tensor_parallel_size of vllm_colocate is 1, got {settings.tensor_parallel_size}: "
             "each process samples its own episodes independently; for a model that is too "
-            "large for one GPU use engine: vllm_server"
+            "large for one GPU use engine: vllm"
         )
     return settings

@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 from agentgym_env.errors import TEACHES, ConfigError, Outcome, teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.checks import check_numbers
+from agentgym_train.config.checks import AboveZero, Count, Positive, Settings, check_fields
 
 TRUNCATED: Final[frozenset[str]] = frozenset({"horizon", "world_limit", "token_budget"})
 """Outcomes of episodes that were truncated, not terminated by the environment."""
@@ -17,25 +17,27 @@ CountTokens = Callable[[Trajectory], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeFilter:
+class EpisodeFilter(Settings):
     """Which episodes to keep. The defaults keep all that are not lost."""
 
     success: bool = False
     """Keep only successes."""
     min_reward: float | None = None
     """Keep only episodes with at least this reward."""
-    min_turns: int = 1
-    max_turns: int | None = None
-    max_episode_tokens: int | None = None
+    min_turns: Count = 1
+    """Keep only episodes with at least this many turns."""
+    max_turns: Positive | None = None
+    """Keep only episodes with at most this many turns."""
+    max_episode_tokens: Positive | None = None
     """Maximum tokens of an episode's longest context, including prompt and observations."""
     tokenizer: str | None = None
-    """Folder or hub id of the model whose tokenizer counts. None counts the stored tokens, which
-    only episodes of a local model have."""
+    """Folder or hub id of the model whose tokenizer counts the tokens. Without it the stored tokens
+    count, which only episodes of a local model have."""
     unique: bool = False
     """Keep only the first episode of those with the same task and actions."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        check_fields(self)
         if self.max_turns is not None and self.max_turns < self.min_turns:
             raise ConfigError(
                 f"max_turns {self.max_turns} is below min_turns {self.min_turns}: no episode "
@@ -64,19 +66,16 @@ class EpisodeFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class PairRules:
+class PairRules(Settings):
     """When one episode is preferred to another. A success is always preferred to a failure."""
 
     shorter: bool = False
     """Of two successes, prefer the one with fewer turns."""
-    reward_gap: float | None = None
+    reward_gap: AboveZero | None = None
     """Prefer the episode whose reward is higher by at least this, if both are successes or both
     are not. It takes precedence over `shorter`. None ignores rewards."""
-    most: int | None = 4
+    most: Positive | None = 4
     """Maximum pairs per start, from as many different episodes as possible; None for all."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
     def prefers(self, one: Trajectory, other: Trajectory) -> bool:
         """Whether `one` is preferred to `other`; both have the same start."""

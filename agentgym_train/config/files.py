@@ -82,7 +82,21 @@ def read_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    pass
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping; a key that is written twice would lose the first value."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is written twice, in lines {lines[key.value]} and "
+                    f"{line}; write one mapping with the keys of both", key.start_mark,
+                )  # fmt: skip
+            lines[key.value] = line
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import re
 import types
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, fields
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import check_keys
+from agentgym_train.config.checks import Typed, check_keys, type_hints
+from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.files import read_yaml
+from agentgym_train.config.old_names import MOVED, REMOVED
+from agentgym_train.config.options import documentation, first_sentence
 from agentgym_train.config.read import CONFIGS
+from agentgym_train.config.rl import CORRECTIONS, SAMPLERS
 from agentgym_train.config.worlds import EXPLORED_KEYS, FROM_RUN, World
+from agentgym_train.rollout.horizon import EVERY, SCHEDULES, Turns
 
-_SENTENCE = re.compile(r"(?<=[^.]\.)\s")
+_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "engine": ENGINES, "horizon": SCHEDULES, "importance_sampling": CORRECTIONS,
+    "sampler": SAMPLERS,
+}  # fmt: skip
+"""Setting with a type -> its types."""
+_UNIONS: Final = (None, Union, types.UnionType)
 
 
 class ConfigKey(NamedTuple):
@@ -45,7 +62,9 @@ def expand_flags(words: Sequence[str]) -> list[str]:
         key = name.replace("-", "_")
         negated = key.removeprefix("no_") if key.startswith("no_") else ""
         next_is_value = bool(left) and _is_flag_value(left[0])
-        if negated in booleans and word.startswith("--"):
+        inner, within = "." in key, negated.partition(".")[0] in known and "." in negated
+        is_old = negated in MOVED or negated in REMOVED  # to be rejected with its name today
+        if (negated in booleans or within or is_old) and word.startswith("--"):
             if equals or next_is_value:
                 positive = name.removeprefix("no-").removeprefix("no_")
                 raise ConfigError(
@@ -54,7 +73,8 @@ def expand_flags(words: Sequence[str]) -> list[str]:
             expanded.append(f"{negated}=false")
         elif equals or not word.startswith("--"):
             expanded.append(word)
-        elif key in booleans:
+        elif key in booleans or (inner and (not left or left[0].startswith("--"))):
+            # Which fields a type has, and which are true or false, is not known here.
             expanded.append(f"{key}={left.pop(0) if next_is_value else 'true'}")
         else:
             check_keys("", [key.partition(".")[0]], known)
@@ -64,13 +84,11 @@ def expand_flags(words: Sequence[str]) -> list[str]:
 
 
 def boolean_keys() -> frozenset[str]:
-    """The keys of all methods that are true or false; a key has the same type in each of them."""
-    return frozenset(
-        name
-        for config in CONFIGS.values()
-        for name, hint in get_type_hints(config).items()
-        if bool in (hint, *get_args(hint)) and get_origin(hint) in (None, Union, types.UnionType)
-    )
+    """The keys of all methods that are true or false, such as `eval.before`.
+
+    A key has the same type in each method.
+    """
+    return frozenset(key for config in CONFIGS.values() for key in _booleans(config))
 
 
 def config_keys(method: str) -> list[ConfigKey]:
@@ -89,17 +107,37 @@ def world_keys(method: str) -> list[ConfigKey]:
     ]
 
 
+def inner_keys(method: str, name: str) -> list[ConfigKey]:
+    """The keys within a key of a method, such as `eval`, the entries of `envs`, or `horizon`.
+
+    The fields of an algorithm are known where torch is loaded.
+    """
+    if name == "envs":
+        return world_keys(method)
+    kind = get_type_hints(CONFIGS[method])[name]
+    if is_dataclass(kind):
+        return _keys_of(kind, set())  # type: ignore[arg-type]
+    return _keys_of_types(_TYPES.get(name, {})) if kind in (Typed, Turns) else []
+
+
 def key_lines(method: str) -> list[str]:
     """A line about each key of a method, with the first sentence of its description.
 
-    The keys of an entry of `envs` are indented below it.
+    The keys within a key are indented below it.
     """
     lines = []
     for key in config_keys(method):
         lines.append(_line_of(key))
-        if key.name == "envs":
-            lines += [f"  {_line_of(inner, width=28)}" for inner in world_keys(method)]
+        lines += [f"  {_line_of(inner, width=28)}" for inner in inner_keys(method, key.name)]
     return lines
+
+
+def _booleans(config: type, place: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(config).items():
+        if is_dataclass(hint):
+            yield from _booleans(hint, f"{place}{name}.")  # type: ignore[arg-type]
+        elif bool in (hint, *get_args(hint)) and get_origin(hint) in _UNIONS:
+            yield place + name
 
 
 def _is_flag_value(word: str) -> bool:
@@ -110,44 +148,54 @@ def _is_flag_value(word: str) -> bool:
 
 
 def _keys_of(config: type, required: set[str]) -> list[ConfigKey]:
-    hints, documentation = get_type_hints(config), _documentation(config)
+    hints, about = type_hints(config), documentation(config)
     order = [name for kind in config.__mro__ for name in vars(kind).get("__annotations__", {})]
     found = []
     for field in sorted(fields(config), key=lambda field: order.index(field.name)):
+        if not field.init:
+            continue
         needed = field.name in required or field.default is field.default_factory is MISSING
         default = "required" if needed else _default(field)
         found.append(
-            ConfigKey(field.name, _type_name(hints[field.name]), default, documentation[field.name])
+            ConfigKey(field.name, _type_name(hints[field.name]), default, about[field.name])
         )
     return found
 
 
+def _keys_of_types(kinds: Mapping[str, Any]) -> list[ConfigKey]:
+    """The fields of all types of a setting, each with the types that have it."""
+    found: dict[str, ConfigKey] = {}
+    having: dict[str, list[str]] = {}
+    for kind, settings in kinds.items():
+        for key in _keys_of(settings, set()):
+            found.setdefault(key.name, key)
+            having.setdefault(key.name, []).append(kind)
+    if "every" in found:
+        found["every"] = found["every"]._replace(default=str(EVERY))
+    return [
+        key._replace(about=f"Of {', '.join(having[key.name])}: {key.about}")
+        for key in found.values()
+    ]
+
+
 def _line_of(key: ConfigKey, width: int = 30) -> str:
     default = key.default if key.default == "required" else f"default {key.default}"
-    about = _SENTENCE.split(key.about, maxsplit=1)[0]
-    return f"{key.name:<{width}}  {key.type}; {default}. {about}"
-
-
-def _documentation(config: type) -> dict[str, str]:
-    """The docstring below each field, of the class itself or of what it extends."""
-    found: dict[str, str] = {}
-    for kind in reversed(config.__mro__[:-1]):
-        (definition,) = ast.parse(inspect.getsource(kind)).body
-        body = definition.body if isinstance(definition, ast.ClassDef) else []
-        for field, below in itertools.pairwise(body):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-            ):
-                found[field.target.id] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
-    return found
+    return f"{key.name:<{width}}  {key.type}; {default}. {first_sentence(key.about)}"
 
 
 def _type_name(hint: Any) -> str:
     if hint is types.NoneType:
         return "null"
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
+        signs = (("ge", ">="), ("gt", ">"), ("le", "<="))
+        limits = [
+            f"{sign} {limit}"
+            for bound in bounds
+            for name, sign in signs
+            if (limit := getattr(bound, name)) is not None
+        ]
+        return f"{_type_name(kind)} {' and '.join(limits)}"
     if get_origin(hint) in (Union, types.UnionType):
         return " | ".join(map(_type_name, get_args(hint)))
     if get_origin(hint) is Literal:
@@ -162,6 +210,8 @@ def _type_name(hint: Any) -> str:
 
 def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
+    if is_dataclass(value):
+        return "{}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

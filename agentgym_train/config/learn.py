@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.checks import AboveZero, Count, NonNegative, Positive
 from agentgym_train.config.episodes import EpisodeFilter, PairRules
+from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.run import RunConfig, check_data, check_divides, not_sampled
 from agentgym_train.config.worlds import EXPLORED_KEYS, World
 
@@ -23,19 +25,19 @@ class SFTConfig(RunConfig):
     """Use only episodes that solved their task."""
     min_reward: float | None = None
     """Use only episodes with at least this reward."""
-    min_turns: int = 1
+    min_turns: Count = 1
     """Use only episodes with at least this many turns."""
-    max_turns: int | None = None
+    max_turns: Positive | None = None
     """Use only episodes with at most this many turns; null sets no limit."""
     unique: bool = True
     """Of episodes with the same task and the same actions, use only the first."""
 
-    rows_per_step: int = 16
+    rows_per_step: Positive = 16
     """Rows of tokens per optimizer step, over all processes. An episode is one row, unless the
     agent started new contexts."""
-    epochs: float = 1.0
+    epochs: AboveZero = 1.0
     """Passes over the data."""
-    steps: int = 0
+    steps: Count = 0
     """Optimizer steps; 0 derives them from `epochs`."""
     shuffle: bool = True
     """Shuffle the rows in each epoch; false keeps their order (a curriculum)."""
@@ -43,10 +45,8 @@ class SFTConfig(RunConfig):
     """Concatenate several rows into one without attention between them. Null does so where the
     attention kernel supports it (FlashAttention); true always; false never. The loss is the same.
     """
-    learning_rate: float = 1e-5
+    learning_rate: NonNegative = 1e-5
     """Peak learning rate."""
-    eval_horizon: int = 30
-    """Maximum turns per evaluation episode."""
 
     def __post_init__(self) -> None:
         self.check_common()
@@ -84,24 +84,22 @@ class DPOConfig(RunConfig):
     shorter: bool = False
     """Of two successes, prefer the one with fewer turns. A success is always preferred to an
     episode without success."""
-    reward_gap: float | None = None
+    reward_gap: AboveZero | None = None
     """Prefer the episode whose reward is higher by at least this, between two successes or two
     episodes without success; this comes before `shorter`. Null does not compare rewards."""
-    pairs_per_start: int = 4
+    pairs_per_start: Count = 4
     """Maximum number of pairs per start (task and seed); 0 uses all."""
 
-    beta: float = 0.1
+    beta: AboveZero = 0.1
     """Strength of the regularization towards the initial policy."""
-    pairs_per_step: int = 16
+    pairs_per_step: Positive = 16
     """Pairs per optimizer step, over all processes."""
-    epochs: float = 1.0
+    epochs: AboveZero = 1.0
     """Passes over the pairs."""
-    steps: int = 0
+    steps: Count = 0
     """Optimizer steps; 0 derives them from `epochs`."""
-    learning_rate: float = 5e-7
+    learning_rate: NonNegative = 5e-7
     """Peak learning rate."""
-    eval_horizon: int = 30
-    """Maximum turns per evaluation episode."""
 
     def __post_init__(self) -> None:
         self.check_common()
@@ -136,17 +134,17 @@ class AgentEvolConfig(RunConfig):
     data: list[str] = field(default_factory=list)
     """Demonstrations: run folders, or files in one of the formats of `agentgym export`. Without
     demonstrations the base policy explores first."""
-    iterations: int = 4
+    iterations: Positive = 4
     """Iterations of exploring and learning, after the demonstrations."""
-    samples: int = 3
+    samples: Positive = 3
     """Episodes per explored task."""
-    temperature: float = 1.2
+    temperature: NonNegative = 1.2
     """Sampling temperature of exploration."""
     split: str = "train"
     """Split whose tasks are explored."""
-    horizon: int = 30
+    horizon: Positive = HORIZON
     """Maximum turns per episode."""
-    per_task: int = 1
+    per_task: Count = 1
     """Maximum number of selected episodes per task and iteration; 0 uses all that differ."""
     merge: Literal["data", "all", "none"] = "data"
     """What new episodes are combined with: the demonstrations (`data`, as in the paper), also the
@@ -155,20 +153,24 @@ class AgentEvolConfig(RunConfig):
     """Start each iteration from the base policy, as in the paper; false continues from the current
     one."""
 
-    rows_per_step: int = 32
+    rows_per_step: Positive = 32
     """Rows of tokens per optimizer step, over all processes."""
-    epochs: float = 1.0
+    epochs: AboveZero = 1.0
     """Passes over the data per iteration."""
-    steps: int = 0
+    steps: Count = 0
     """Optimizer steps per iteration; 0 derives them from `epochs`."""
     packing: bool | None = None
     """As in `method: sft`."""
-    learning_rate: float = 1e-5
+    learning_rate: NonNegative = 1e-5
     """Peak learning rate."""
 
     def __post_init__(self) -> None:
         self.check_common()
-        staged = [world.env for world in self.envs if len(world.stages) > 1]
+        staged = [
+            world.env
+            for world in self.envs
+            if len(world.stages) > 1 or isinstance(world.horizon, dict)
+        ]
         if staged:
             raise ConfigError(f"{staged[0]} in envs: horizon is one number with method evolve")
 
@@ -179,9 +181,13 @@ class AgentEvolConfig(RunConfig):
             check_data(self.data, self.collect_command())
 
     @property
-    def trained_on(self) -> tuple[str, list[int]]:
-        """(split, horizon) of the exploration."""
-        return self.split, [self.horizon]
+    def trained_split(self) -> str:
+        """The split whose tasks are explored."""
+        return self.split
+
+    def horizon_in(self, world: World) -> list[int]:
+        """The horizon of the exploration of a world."""
+        return world.stages or [self.horizon]
 
     def keep_of(self, world: World) -> EpisodeFilter:
         """Which explored episodes are selected."""
@@ -195,7 +201,7 @@ class AgentEvolConfig(RunConfig):
         own = {"method", "env", "envs", "env_kwargs", "temperature"}
         values = {name: getattr(self, name) for name in shared - own}
         values |= {"model": model, "output_dir": output_dir, "servers": []}
-        values |= {"data": self.data or ["explored"], "eval_horizon": self.horizon}
+        values |= {"data": self.data or ["explored"]}
         name = f"{Path(self.output_dir).name}-{Path(output_dir).name}"
         values["trainer_args"] = {"run_name": name, **self.trainer_args}
         return SFTConfig(**values)

@@ -1,174 +1,157 @@
-"""Groups of options that several commands of the trainer share.
-
-A new option of a policy or of a filter is one field here, beside the setting of the same name.
-"""
+"""Options of the commands, made from the dataclasses of settings."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+import ast
+import inspect
+import itertools
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import typer
 import yaml
 
-from agentgym_env.cli.options import EnvKwargs, TokenFile, choice_option, json_object, server_token
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
+from agentgym_train.config.checks import converted_value, type_hints
 from agentgym_train.config.files import local_path, read_yaml
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN
 
-Instruction = Annotated[
+SettingsOf = Annotated[
     str | None,
-    typer.Option(help='System prompt instead of the environment\'s own; "" for none.'),
-]
-
-ChatTemplateKwargs = Annotated[
-    str,
     typer.Option(
-        help="Arguments of the chat template, as a JSON object, such as "
-        "'{\"enable_thinking\": false}' for Qwen3."
+        "--settings-of",
+        metavar="RUN",
+        help="Run or config file of a training, whose instruction, action format, agent, "
+        "reasoning and token limits are used where no option sets another value.",
     ),
 ]
 
-_MAX_TURNS: Final = 50
+_SENTENCE: Final = re.compile(r"(?<=[^.]\.)\s")
 
 WORLD: Final = "{world}"
 """Stands for the world's name in the folders of a suite's policies."""
 
+_OLD: Final[Mapping[str, tuple[bool, str]]] = {
+    "--cuda-graphs": (True, "--engine '{type: hf, cuda_graphs: true}'"),
+    "--dtype": (False, "--compute-dtype; it sets the data type of forward passes"),
+    "--gateway": (False, "part of --agent: --agent '{type: \"command:PROGRAM\", port: 8100}'"),
+}
+"""Option of `agentgym eval` and `collect` -> (whether it had no value, what to write instead)."""
 
-def given_options(context: typer.Context) -> frozenset[str]:
-    """The options that the command line has, as opposed to their defaults."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvOptions:
-    """The options of `eval` and `collect` that describe the environment."""
-
-    env: Annotated[str, typer.Option(help="Id of the environment.")]
-    env_kwargs: EnvKwargs = "{}"
-    server: Annotated[
-        list[str] | None, typer.Option(help="Address of a running environment server; repeatable.")
-    ] = None
-    token_file: TokenFile = None
-    wrapper: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Gymnasium wrapper, the innermost first: module:Class, or with arguments "
-            "'{wrapper: module:Class, scale: 2}', as in a config file; repeatable.",
-        ),
-    ] = None
-    horizon: Annotated[
-        int | None, typer.Option(min=1, help="Maximum turns per episode. Default: 50.")
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed for tasks, environments and sampling.")] = 0
-
-    @property
-    def max_turns(self) -> int:
-        """Maximum turns per episode."""
-        return self.horizon or _MAX_TURNS
-
-    def kwargs(self) -> dict[str, Any]:
-        """The keyword arguments of the environment."""
-        return json_object("--env-kwargs", self.env_kwargs)
-
-    def token(self) -> str | None:
-        """The token of the servers that the user names."""
-        return server_token(self.token_file, has_server=bool(self.server))
-
-    def wrappers(self) -> list[Any]:
-        """The wrappers as in a config file: names, or mappings of a name and its arguments."""
-        return [_wrapper_spec(text) for text in self.wrapper or []]
+_NAMES: Final[Mapping[str, str]] = {
+    "model": "--policy",
+    "output_dir": "--out",
+    "servers": "--server",
+    "wrappers": "--wrapper",
+}
+"""Field -> its option, where that is not the field's name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalEnvOptions(EnvOptions):
-    """The options of `eval`: without an environment for a suite of them."""
+@dataclass(frozen=True, slots=True)
+class SettingsOptions:
+    """An option per field of a dataclass of settings; a command gets those that were given."""
 
-    env: Annotated[str, typer.Option(help="Id of the environment; not with --suite.")] = ""
+    kind: Any
+    only: tuple[str, ...] = ()
+    """The fields; empty for all."""
+    without: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    """Fields without a default that the command does not require."""
+    required: Mapping[str, str] = field(default_factory=dict)
+    """Fields that the command requires although they have a default -> their help."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """What is used where an option is not given, of fields that the command has others for."""
 
+    def parameters(self) -> list[inspect.Parameter]:
+        """A parameter per field; None if the option is not given."""
+        about, hints = documentation(self.kind), type_hints(self.kind)
+        own = [f for f in fields(self.kind) if not self.only or f.name in self.only]
+        return [
+            self._parameter(f, hints[f.name], about[f.name])
+            for f in own
+            if f.name not in self.without
+        ]
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """The options of `eval` and `collect` that are fields of `PolicyConfig`."""
+    def value(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The given values by field, those that are YAML parsed."""
+        hints = type_hints(self.kind)
+        return {
+            name: _parsed(_option(name), value, hints[name])
+            for name, value in options.items()
+            if value is not None and value != []
+        }
 
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
-    ] = 1.0
-    settings_of: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run or config file of a training, whose instruction, action format, agent, "
-            "reasoning and token limits are used where no option sets another value.",
-        ),
-    ] = None
-    instruction: Instruction = None
-    action_format: Annotated[
-        str, typer.Option(help="plain, react, act, or tools (tool calls).")
-    ] = "plain"
-    agent: Annotated[
-        str,
-        typer.Option(
-            help="How the conversation is built: plain, react, act_only, plan_then_act, reflect, "
-            "window:K, summary:K, package.module:Class, or a black box: 'command:PROGRAM ARGS', "
-            "callable:package.module:function, external.",
-        ),
-    ] = "plain"
-    gateway: Annotated[
-        str,
-        typer.Option(
-            help="Settings of the gateway of a black-box agent, as a JSON object, such as "
-            "'{\"port\": 8100}'."
-        ),
-    ] = "{}"
-    chat_template_kwargs: ChatTemplateKwargs = "{}"
-    keep_reasoning: Annotated[
-        bool,
-        typer.Option(
-            "--keep-reasoning",
-            help="Keep earlier reasoning in the context where the chat template would drop it.",
-        ),
-    ] = False
-    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per turn.")] = 512
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per episode.")] = 8192
-    compute_dtype: Annotated[
-        str,
-        choice_option(
-            ("auto", "float32", "bfloat16"),
-            "Compute data type of hf: models; auto is bfloat16 on a GPU",
-            "--dtype",
-        ),
-    ] = "auto"
-
-    def values(
-        self, env: str = "", given: Set[str] = frozenset(), world: str = ""
-    ) -> dict[str, Any]:
-        """The fields of `PolicyConfig` for an environment; no run sets those that are `given`.
-
-        `{world}` in `settings_of` is the name of this world. Raises `ConfigError` for a run that
-        cannot be read.
-        """
-        dtype = None if self.compute_dtype == "auto" else self.compute_dtype
-        kwargs = json_object("--chat-template-kwargs", self.chat_template_kwargs)
-        gateway = json_object("--gateway", self.gateway)
-        changed = {"compute_dtype": dtype, "chat_template_kwargs": kwargs, "gateway": gateway}
-        values = asdict(self) | changed
-        del values["settings_of"]
-        if self.settings_of is None:
-            return values
-        path = self.settings_of.replace(WORLD, world) if world else self.settings_of
-        return values | _stored_settings(path, env, given)
+    def _parameter(self, f: Any, hint: Any, about: str) -> inspect.Parameter:
+        needed = f.default is f.default_factory is MISSING and f.name not in self.optional
+        needed = needed or f.name in self.required
+        default = None if f.default_factory is not MISSING else f.default
+        choices = [str(value) for value in _literal(hint)]
+        words = [self.required.get(f.name, first_sentence(about))]
+        words += [f"{', '.join(choices)}."] * bool(choices)
+        if f.name in self.defaults:
+            words.append(f"Default: {self.defaults[f.name]}.")
+        elif not needed and default not in (None, "", MISSING) and default is not False:
+            words.append(f"Default: {default}.")
+        text = " ".join(words).replace("[", r"\[")  # rich reads brackets as markup
+        option = typer.Option(*_option_names(f.name, hint), help=text)
+        return inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if needed else None,
+            annotation=Annotated[_typer_type(hint) if needed else _typer_type(hint) | None, option],
+        )
 
 
-def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
+class OldOptions:
+    """Hidden options of earlier versions, which are rejected with what to write instead."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """A parameter per option."""
+        return [
+            inspect.Parameter(
+                name.removeprefix("--").replace("-", "_"),
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[
+                    (bool if _OLD[name][0] else str) | None,
+                    typer.Option(name, hidden=True, callback=_rejection(name)),
+                ],
+            )
+            for name in self._names
+        ]
+
+    def value(self, options: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def settings_of(
+    run: str | None, given: Mapping[str, Any], env: str = "", world: str = ""
+) -> dict[str, Any]:
+    """The given fields of `PolicyConfig`, and those of a run in an environment for the others.
+
+    `{world}` in `run` is the name of this world. Raises `ConfigError` for a run that cannot be
+    read.
+    """
+    if run is None:
+        return dict(given)
+    path = run.replace(WORLD, world) if world else run
+    return _stored_settings(path, env, given) | dict(given)
+
+
+def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run's policy in an environment, without those that are given."""
+    from agentgym_train.config.old_names import upgraded
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
-    from agentgym_train.config.worlds import check_worlds
+    from agentgym_train.config.worlds import World
 
     folder = local_path(path)
     file = folder / "config.yaml" if folder.is_dir() else folder
@@ -176,81 +159,111 @@ def _stored_settings(path: str, env: str, given: Set[str]) -> dict[str, Any]:
         raise ConfigError(
             f"--settings-of {path} is neither the folder of a training run nor its config file"
         )
-    stored = read_values(file)
+    stored = upgraded(read_values(file))
     found: dict[str, Any] = {
         name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
     }
-    agent = str(found.get("agent", ""))
     if "agent" in found and not is_known("agent", found["agent"]):
         raise ConfigError(
-            f"the agent of {path} is code or a program, {agent!r}; name it with --agent if you "
-            "trust it"
+            f"the agent of {path} is code or a program, {str(found['agent'])!r}; name it with "
+            "--agent if you trust it"
         )
     if "instruction" not in given:
-        worlds = stored.get("envs") or ()
-        check_worlds(worlds)
-        for world in worlds:
-            own = world.get("instruction")
-            if own is not None and plain_name(str(world.get("env"))) == plain_name(env):
-                found["instruction"] = own
+        for entry in converted_value(stored.get("envs") or [], list[World], "envs"):
+            if entry.instruction is not None and plain_name(entry.env) == plain_name(env):
+                found["instruction"] = entry.instruction
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixOptions:
-    """The options of `collect` for episodes of two policies."""
-
-    mix_policy: Annotated[
-        str,
-        typer.Option(
-            help="Another policy, which takes some turns: random, or the model that learns. Its "
-            "turns are context and not trained on."
-        ),
-    ] = ""
-    mix_rate: Annotated[
-        float, typer.Option(help="Probability that a turn is that of --mix-policy.")
-    ] = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterOptions:
-    """The options of `collect` and `export` that are fields of `EpisodeFilter`."""
-
-    success: Annotated[
-        bool, typer.Option("--success", help="Keep only episodes that solved their task.")
-    ] = False
-    min_reward: Annotated[
-        float | None, typer.Option(help="Keep only episodes with at least this reward.")
-    ] = None
-    min_turns: Annotated[
-        int, typer.Option(min=0, help="Keep only episodes with at least this many turns.")
-    ] = 1
-    max_turns: Annotated[
-        int | None, typer.Option(min=1, help="Keep only episodes with at most this many turns.")
-    ] = None
-    max_episode_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Keep only episodes with at most this many tokens.")
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="Model whose tokenizer counts the tokens, for policies without token ids."
-        ),
-    ] = None
-    unique: Annotated[
-        bool,
-        typer.Option(
-            "--unique", help="Keep only the first of episodes with the same task and actions."
-        ),
-    ] = False
+def documentation(config: type) -> dict[str, str]:
+    """The docstring below each field, of the class itself or of what it extends."""
+    found: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        body = definition.body if isinstance(definition, ast.ClassDef) else []
+        for one, below in itertools.pairwise(body):
+            if (
+                isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+            ):
+                found[one.target.id] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
+    return found
 
 
-def _wrapper_spec(text: str) -> Any:
+def first_sentence(text: str) -> str:
+    """The first sentence of a description."""
+    return _SENTENCE.split(text, maxsplit=1)[0]
+
+
+def _option(name: str) -> str:
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def _option_names(name: str, hint: Any) -> list[str]:
+    option = _option(name)
+    return [f"{option}/--no-{option[2:]}"] if _plain(hint) is bool else [option]
+
+
+def _plain(hint: Any) -> Any:
+    """A type without its bounds and without null."""
+    if get_origin(hint) is Annotated:
+        return _plain(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        left = [each for each in get_args(hint) if each is not types.NoneType]
+        return _plain(left[0]) if len(left) == 1 else hint
+    return hint
+
+
+def _literal(hint: Any) -> tuple[Any, ...]:
+    plain = _plain(hint)
+    return get_args(plain) if get_origin(plain) is Literal else ()
+
+
+def _typer_type(hint: Any) -> Any:
+    plain = _plain(hint)
+    if get_origin(plain) is list:
+        return list[str]
+    return plain if plain in (bool, int, float) else str
+
+
+def _parsed(option: str, value: Any, hint: Any) -> Any:
+    """The value of an option: mappings are written in YAML, of which JSON is a part."""
+    plain = _plain(hint)
+    if get_origin(plain) is list:
+        parsed = [_yaml_mapping(option, each) for each in value]
+        if option == _NAMES["wrappers"]:
+            _check_wrappers(parsed)
+        return parsed
+    if get_origin(plain) is dict:
+        return _yaml(option, value)
+    has_mapping = any(get_origin(each) is dict for each in get_args(plain))
+    return _yaml_mapping(option, value) if has_mapping else value
+
+
+def _yaml_mapping(option: str, text: str) -> Any:
+    return _yaml(option, text) if text.lstrip().startswith("{") else text
+
+
+def _yaml(option: str, text: str) -> Any:
     try:
-        spec = read_yaml(text) if text.lstrip().startswith("{") else text
-        named_wrappers([spec])
+        return read_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--wrapper is not valid YAML: {text}") from error
+        raise ConfigError(f"{option} is not valid YAML: {text}") from error
+
+
+def _check_wrappers(specs: list[Any]) -> None:
+    try:
+        named_wrappers(specs)
     except BadRequest as error:
-        raise ConfigError(f"--wrapper: {error}") from error
-    return spec
+        raise ConfigError(f"{_NAMES['wrappers']}: {error}") from error
+
+
+def _rejection(name: str) -> Callable[[Any], Any]:
+    def reject(value: Any) -> Any:
+        if value is not None:
+            raise ConfigError(f"{name} is now {_OLD[name][1]}")
+        return value
+
+    return reject

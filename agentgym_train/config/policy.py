@@ -1,20 +1,39 @@
-"""PolicyConfig: the model, the conversation around it, and how it samples."""
+"""PolicyConfig: the model, the conversation around it, how it samples, and where it plays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import check_keys, check_numbers, check_types
-from agentgym_train.rollout.agent import AgentFactory, agent_factory, black_box, format_of
+from agentgym_train.config.checks import (
+    Count,
+    NonNegative,
+    Positive,
+    Seed,
+    Settings,
+    Typed,
+    check_fields,
+    shortest,
+)
+from agentgym_train.config.engines import EngineSettings, engine_settings
+from agentgym_train.rollout.agent import (
+    AgentFactory,
+    agent_factory,
+    black_box,
+    format_of,
+    with_type,
+)
+
+HORIZON: Final = 30
+"""Maximum turns per episode of every method and command, unless another number is set."""
 
 SETTINGS_OF_A_RUN: Final = (
     "instruction", "action_format", "agent", "chat_template_kwargs", "keep_reasoning",
     "turn_max_tokens", "max_tokens",
 )  # fmt: skip
-"""What `--settings-of` takes from a run. Its gateway would write to the run's own files."""
+"""What `--settings-of` takes from a run."""
 
 _SET_BY_CHAT: Final = frozenset(
     {
@@ -27,10 +46,10 @@ _SET_BY_CHAT: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyConfig:
+class PolicyConfig(Settings):
     """Describes a policy: the model, the conversation around it, and how it samples.
 
-    Training, evaluation, collection and audit each take one.
+    Training, evaluation, collection, audit and gateway each take one.
     """
 
     model: str = ""
@@ -41,44 +60,48 @@ class PolicyConfig:
     """Data type of the weights. With bfloat16 a model takes half the memory, but small updates are
     lost in training: use it with `lora`. float16 is for audits only."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type of forward passes, in the trainer and in the hf engine. Null uses bfloat16 on a
-    GPU and the data type of the weights on a CPU. For vLLM set `dtype` in `engine_args`."""
+    """Data type of forward passes, of the update and of the hf engine. Null uses bfloat16 on a
+    GPU and the data type of the weights on a CPU. vLLM has its own: `engine: {type: vllm, dtype:
+    bfloat16}`."""
+    engine: Typed = "hf"
+    """What samples from the model: `hf` (transformers), `vllm` (a vLLM server that is started here,
+    or those at `servers`), `vllm_colocate` (vLLM in this process), `package.module:Class`, or a
+    mapping with such a `type` and the engine's settings: `{type: vllm, servers:
+    [http://host:8000]}`."""
     instruction: str | None = None
     """System prompt. Null uses the environment's own instruction, "" uses none."""
     action_format: str = "plain"
     """How the policy writes an action: plain, react, act, or tools (native tool calls)."""
-    agent: str = "plain"
+    agent: Typed = "plain"
     """How the conversation is built: `plain`; `react` or `act_only` (plain with that
     `action_format`); `plan_then_act`; `reflect` (after a failure, a reflection and a second trial);
     `window:K` (at most K exchanges in the context); `summary:K` (the policy summarizes every K
     exchanges); `package.module:Class`; or a black box, which uses the gateway: `command:PROGRAM
     ARGUMENTS`, `callable:package.module:function`, `external`, or a kind that another package adds.
-    `max_tokens` limits each context."""
-    gateway: dict[str, Any] = field(default_factory=dict)
-    """Settings of the gateway of a black-box agent, such as `{port: 8100, calls: 50}`."""
+    With settings it is a mapping: `{type: 'command:PROGRAM', port: 8100, calls: 50}` has those of
+    the gateway, and `{type: package.module:Class, size: 4}` arguments of the class. `max_tokens`
+    limits each context."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     keep_reasoning: bool = False
     """Keep the reasoning of earlier turns in the context where the chat template would drop it."""
-    turn_max_tokens: int = 512
+    turn_max_tokens: Positive = 512
     """Maximum tokens that the policy samples per turn. Turns that reach it are counted as
     `cut_turns`; demonstrated turns must not be longer."""
-    max_tokens: int = 8192
+    max_tokens: Positive = 8192
     """Maximum tokens per episode, including prompt and observations; per context if the agent
     starts new contexts."""
-    temperature: float = 1.0
-    """Sampling temperature of training rollouts, evaluation or collection; 0 is greedy, which RL
-    cannot use."""
-
-    def __new__(cls, *args: object, **values: object) -> Self:
-        """Raise `ConfigError` for an unknown key, which `__init__` would report as a TypeError."""
-        check_keys("", values, (f.name for f in fields(cls)))
-        return object.__new__(cls)
+    temperature: NonNegative = 1.0
+    """Sampling temperature; 0 is greedy, which RL cannot use. In a training run it is that of the
+    rollouts, and `eval` has its own."""
 
     def __post_init__(self) -> None:
         # Without `check_policy`, which may import an agent that a stored config names.
-        check_numbers(self)
-        check_types(self)
+        check_fields(self)
+        agent = shortest("agent", with_type(self.agent), "plain")
+        object.__setattr__(self, "agent", agent)
+        object.__setattr__(self, "engine", shortest("engine", self.engine, "hf"))
+        self.engine_settings()
         reserved = sorted(_SET_BY_CHAT.intersection(self.chat_template_kwargs))
         if reserved:
             raise ConfigError(
@@ -101,16 +124,49 @@ class PolicyConfig:
         instruction = env_instruction if self.instruction is None else self.instruction
         return join_instructions(instruction, self.form)
 
+    def engine_settings(self) -> EngineSettings:
+        """The settings of the engine, checked."""
+        return engine_settings(self.engine)
+
     def check_policy(self) -> None:
         """Raise `ConfigError` for an invalid value."""
-        if black_box(self.agent, self.gateway) is not None:
-            return
-        _ = self.new_agent
-        if self.gateway:
-            raise ConfigError(
-                f"gateway is for black-box agents, and the agent is {self.agent}; remove gateway, "
-                "or set agent to command:PROGRAM, callable:package.module:function or external"
-            )
+        if black_box(self.agent) is None:
+            _ = self.new_agent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits(Settings):
+    """Limits of the episodes of one process. 0 is no limit."""
+
+    engine_concurrency: Count = 0
+    """Maximum number of turns that are generated at once."""
+    env_concurrency: Count = 0
+    """Maximum number of concurrent environment calls."""
+    episode_timeout_s: NonNegative = 0.0
+    """Time limit of an episode in seconds, including retries, not counting the wait for a slot. An
+    episode that mostly waited for the policy ends as policy_timeout and is trained on; others are
+    lost."""
+    retries: Count = 2
+    """Maximum retries of an episode whose environment or engine was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayConfig(PolicyConfig):
+    """Settings of episodes that are played to evaluate a policy or to collect data."""
+
+    env: str
+    """Id of the environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, as a mapping."""
+    servers: list[str] = field(default_factory=list)
+    """Address of a running environment server; repeatable."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Gymnasium wrapper, the innermost first: module:Class, or with arguments '{wrapper:
+    module:Class, scale: 2}', as in a config file; repeatable."""
+    horizon: Positive = HORIZON
+    """Maximum turns per episode."""
+    seed: Seed = 0
+    """Seed for tasks, environments and sampling."""
 
 
 def join_instructions(instruction: str, form: ActionFormat) -> str:

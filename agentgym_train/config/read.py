@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import msgspec
 import yaml
 
 from agentgym_env.errors import TEACHES, ConfigError
-from agentgym_train.config.checks import check_keys, choices_of
+from agentgym_train.config.checks import SHORT, check_keys
 from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
+from agentgym_train.config.old_names import upgraded
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
-from agentgym_train.config.worlds import ONE_WORLD, check_worlds
+from agentgym_train.config.worlds import ONE_WORLD
 
 _C = TypeVar("_C", bound=RunConfig)
 
@@ -65,8 +66,20 @@ def stored_config(
     read: Callable[[Mapping[str, Any]], _C] = method_config,  # type: ignore[assignment]
 ) -> _C:
     """The config in the run.json of a run's folder; an error names the file to edit."""
+    with _of_this_version(path):
+        return read(with_world_limit(upgraded(values)))
+
+
+def stored_values(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in the run.json of a run's folder, with today's names."""
+    with _of_this_version(path):
+        return upgraded(values)
+
+
+@contextmanager
+def _of_this_version(path: Path) -> Iterator[None]:
     try:
-        return read(with_world_limit(values))
+        yield
     except ConfigError as error:
         raise ConfigError(
             f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
@@ -91,16 +104,10 @@ def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
             f"{str(values[inner[0]])[:40]}}}]` instead of env"
         )
     check_keys("", values, known)
-    check_worlds(values.get("envs") or [])
-    agent = values.get("agent")
-    if isinstance(agent, Mapping) and len(agent) == 1:
-        # YAML reads `command: python agent.py` as a mapping.
-        ((name, target),) = agent.items()
-        values = {**values, "agent": f"{name}:{'' if target is None else target}"}
-    try:
-        config = msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid config: {error}{choices_of(error, kind)}") from error
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
+    config = kind(**values)
     config.check_required()
     return config
 
@@ -152,7 +159,8 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"--{key} has no value; write --{key} VALUE")
             value = left.pop(0)
         first, dot, rest = key.partition(".")
-        path = first.replace("-", "_") + dot + rest
+        free = first in ("env_kwargs", "env-kwargs", "chat_template_kwargs", "chat-template-kwargs")
+        path = first.replace("-", "_") + dot + (rest if free else rest.replace("-", "_"))
         values.pop(path, None)
         try:
             # In YAML, text that ends with a colon is a mapping.
@@ -163,7 +171,10 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the overrides applied; `trainer_args.epsilon` is a key of `trainer_args`."""
+    """`values` with the overrides applied; `trainer_args.epsilon` is a key of `trainer_args`.
+
+    `algorithm.lam` is a field of the algorithm, also if that is a text in `values`.
+    """
     laid = dict(values)
     for path, value in overrides.items():
         first, dot, rest = path.partition(".")
@@ -171,6 +182,8 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             laid[first] = value
             continue
         below = laid.get(first)
+        if below is not None and not isinstance(below, Mapping) and first in SHORT:
+            below = {SHORT[first]: below}
         if below is not None and not isinstance(below, Mapping):
             raise ConfigError(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
         laid[first] = merge(below or {}, {rest: value})

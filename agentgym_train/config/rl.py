@@ -2,15 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
 
 from agentgym_env.errors import TEACHES, ConfigError
+from agentgym_train.config.checks import (
+    AtLeastOne,
+    Count,
+    NonNegative,
+    Positive,
+    Settings,
+    Share,
+    Typed,
+    chosen,
+    shortest,
+    type_of,
+)
 from agentgym_train.config.episodes import trained_outcomes
+from agentgym_train.config.policy import HORIZON, RolloutLimits
 from agentgym_train.config.run import RunConfig, check_divides
-from agentgym_train.config.worlds import TRAINED_KEYS, Stages, stages_of
-from agentgym_train.rollout.horizon import SCHEDULES, Horizon, make_horizon
+from agentgym_train.config.worlds import TRAINED_KEYS, World, check_turns
+from agentgym_train.rollout.horizon import (
+    SCHEDULES,
+    Turns,
+    make_horizon,
+    normal_horizon,
+    stages_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformSampler(Settings):
+    """All tasks in a random order, again and again; environments by their weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContrastSampler(Settings):
+    """Draws by how often recent groups were informative: had episodes with different returns."""
+
+    tasks: bool = True
+    """Draw tasks by their recent groups and those of their category."""
+    envs: bool = False
+    """Draw each of `envs` by its weight times the share of its recent groups."""
+
+
+SAMPLERS: Final[dict[str, type[UniformSampler | ContrastSampler]]] = {
+    "uniform": UniformSampler,
+    "contrast": ContrastSampler,
+}
+"""Type of a sampler -> its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCorrection(Settings):
+    """Sampled tokens keep the weight 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCorrection(Settings):
+    """A weight for each token, at most `cap`."""
+
+    cap: AtLeastOne = 3.0
+    """Maximum importance weight of a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricCorrection(TokenCorrection):
+    """The same, without the episodes whose mean differs too much."""
+
+    band: AtLeastOne = 1.05
+    """An episode is excluded if the geometric mean of its tokens' weights is above this or below
+    its inverse."""
+
+
+CORRECTIONS: Final[dict[str, type[NoCorrection | TokenCorrection]]] = {
+    "auto": TokenCorrection,
+    "off": NoCorrection,
+    "token": TokenCorrection,
+    "geometric": GeometricCorrection,
+}
+"""Type of `importance_sampling` -> its settings."""
+
+
+_TYPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "algorithm": ("grpo", {}),  # its types are known where torch is loaded
+    "sampler": ("uniform", SAMPLERS),
+    "importance_sampling": ("auto", CORRECTIONS),
+}
+"""Setting with a type -> its default, and its types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLLimits(RolloutLimits):
+    """Limits of the episodes of RL."""
+
+    max_lost_rate: Share = 0.5
+    """The run stops if a step loses more than this share of its episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,113 +108,82 @@ class RLConfig(RunConfig):
 
     trained_keys: ClassVar[frozenset[str]] = TRAINED_KEYS
     method: Literal["rl"] = "rl"  # type: ignore[mutable-override]
-    env_sampling: Literal["weight", "contrast"] = "weight"
-    """How often each of `envs` is drawn: by its weight, or by its weight times the share of its
-    recent groups that were informative (`contrast`)."""
-    normalize_per_env: bool = True
-    """Compute advantages separately for each of `envs`: whitening, as in REINFORCE++ and PPO,
-    otherwise compares the returns of different environments."""
     split: str = "train"
     """Split whose tasks are trained on."""
-
-    horizon: Stages = field(default_factory=lambda: [30])
-    """Maximum turns per episode: one number, or several that grow from stage to stage."""
-    horizon_schedule: str | None = None
-    """How the horizon grows: `fixed`, `stepwise` (ScalingInter-RL), `linear`, `adaptive` (when
-    the current horizon is learned), or `package.module:Class`, called with the numbers and
-    `horizon_every`. Null uses fixed for one number and stepwise for several."""
-    horizon_every: int = 100
-    """Steps per stage; the minimum per stage for adaptive."""
-    horizon_threshold: float = 0.8
-    """adaptive: grow when the mean success reaches this value, above 0 and at most 1."""
-    horizon_patience: int = 50
-    """adaptive: also grow when the mean success has not risen for this many steps."""
-    horizon_window: int = 10
-    """adaptive: number of steps over which the mean success is taken."""
-    async_steps: int = 0
+    horizon: Turns = field(default_factory=lambda: [HORIZON])
+    """Maximum turns per episode: one number; several, which grow every 100 steps; or a mapping with
+    a `type`: `{type: stepwise, turns: [10, 20, 30], every: 100}` (ScalingInter-RL), `linear` with
+    the same fields, `adaptive` (when the current horizon is learned) also with `threshold`,
+    `patience` and `window`, or `package.module:Class`, called with the turns and further fields."""
+    sampler: Typed = "uniform"
+    """Which tasks are drawn: `uniform` goes through all in a random order, again and again;
+    `contrast` draws those whose recent groups, or whose category's, were informative: had episodes
+    with different returns. `{type: contrast, tasks: true, envs: true}` also draws each of `envs` by
+    its weight times the share of its recent groups that were informative."""
+    limits: RLLimits = field(default_factory=RLLimits)  # type: ignore[mutable-override]
+    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
+    where 0 sets none; `retries`, of an episode whose environment or engine was lost; and
+    `max_lost_rate`: the run stops if a step loses more than this share of its episodes."""
+    async_steps: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
     """1 collects the next step's episodes while the current step trains. They are one update old,
-    which `importance_sampling_correction` corrects and the metric `staleness` reports. The engine
+    which `importance_sampling` corrects and the metric `staleness` reports. The engine
     then keeps a copy of the weights. 0 alternates between collecting and training."""
-    oversampling_ratio: float = 0.0
+    oversampling_ratio: NonNegative = 0.0
     """Share of additional groups that are started; the first groups to finish are used. Runs are
     then not reproducible, because finishing depends on time. See `unfinished_groups`."""
     unfinished_groups: Literal["drop", "carry"] = "drop"
     """What happens to the other groups: `drop` discards them, which biases training towards short
     episodes; `carry` pauses them during the update and continues them in the next step."""
-    task_sampling: Literal["uniform", "contrast"] = "uniform"
-    """`uniform` goes through all tasks in a random order, again and again. `contrast` draws tasks
-    by how often their recent groups, and those of their category, were informative: had episodes
-    with different returns."""
-    resampling_ratio: float = 0.0
+    resampling_ratio: NonNegative = 0.0
     """Budget of further groups per step, as a share of prompts_per_step: they replace groups that
     are not informative (dynamic sampling, arXiv:2503.14476). 0 trains on every group."""
-    max_staleness: int = 4
+    max_staleness: Positive = 4
     """A carried group whose first token is more updates old than this is dropped and counted."""
 
-    algorithm: str = "grpo"
-    """Name of the advantage estimator, or `package.module:Class`."""
-    algorithm_args: dict[str, Any] = field(default_factory=dict)
-    """Fields of the algorithm's dataclass."""
+    algorithm: Typed = "grpo"
+    """The advantage estimator: a name, `package.module:Class`, or a mapping with such a `type` and
+    fields of the algorithm: `{type: ppo, lam: 0.95}`."""
     train_outcomes: list[str] = field(default_factory=lambda: sorted(TEACHES))
     """Outcomes whose episodes are trained on: success, failure, horizon, world_limit, token_budget
     and policy_timeout. Others are excluded from the loss and from baselines, as lost ones are."""
-    importance_sampling_correction: Literal["auto", "off", "token", "geometric"] = "auto"
-    """Weight sampled tokens by the trainer's probability over the engine's: per `token`, or also
-    excluding the episodes whose mean differs too much (`geometric`). auto uses token for engines
-    that compute differently."""
-    importance_sampling_cap: float = 3.0
-    """Maximum importance weight of a token."""
-    importance_sampling_band: float = 1.05
-    """With `geometric`, an episode is excluded if the geometric mean of its tokens' weights is
-    above this or below its inverse."""
-    prompts_per_step: int = 8
+    importance_sampling: Typed = "auto"
+    """Weight sampled tokens by the trainer's probability over the engine's: `off`; `token`, at most
+    `cap`; `geometric`, also excluding the episodes whose mean is outside `band`; or `auto`, which
+    is `token` for engines that compute differently. `{type: geometric, cap: 3, band: 1.05}`."""
+    prompts_per_step: Positive = 8
     """P: tasks per step, over all processes. A step is a rollout and the updates with it."""
-    num_generations: int = 8
+    num_generations: Annotated[int, msgspec.Meta(ge=2)] = 8
     """G: episodes per task."""
-    minibatches_per_rollout: int = 1
+    minibatches_per_rollout: Positive = 1
     """Mini-batches that a rollout is divided into, with as many episodes in each. Every mini-batch
     is one optimizer step. With a single update per rollout the importance ratio is 1, and clipping
     has no effect."""
-    epochs_per_rollout: int = 1
+    epochs_per_rollout: Positive = 1
     """How often a rollout's mini-batches are used."""
-    steps: int = 300
+    steps: Positive = 300
     """Steps of the run: rollouts, each with its updates."""
-    beta: float = 0.0
+    beta: NonNegative = 0.0
     """Weight of the KL divergence from the initial policy; above 0 keeps a reference model."""
-    reset_reference_every: int = 0
-    """Every so many steps the current policy becomes the reference of the KL divergence; 0 keeps
-    the initial policy. Not with LoRA or DeepSpeed."""
-    entropy_bonus: float = 0.0
+    entropy_bonus: NonNegative = 0.0
     """Weight of the mean entropy of the trained tokens (in nats), which is maximized."""
-    entropy_floor: float | None = None
-    """The entropy bonus applies only after a step whose mean entropy is below this; null always
-    applies it."""
-    overlong_tokens: int = 0
+    overlong_tokens: Count = 0
     """DAPO's soft penalty on long episodes: the return falls linearly over the last
     `overlong_tokens` before `max_tokens`, by 1 at `max_tokens`. 0 has no penalty."""
-    max_lost_rate: float = 0.5
-    """The run stops if a step loses more than this share of its episodes."""
-
     keep_tokens: Literal["none", "sample", "all"] = "sample"
     """Which token ids `agentgym view` can show: those of each step's first group (`sample`), of
     `all` episodes, or of `none`. Per-turn advantages are kept unless it is none."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.horizon, int):
-            object.__setattr__(self, "horizon", [self.horizon])
         self.check_common()
+        for name, (default, kinds) in _TYPES.items():
+            value = shortest(name, getattr(self, name), default, kinds)
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "horizon", normal_horizon(self.horizon))
+        _ = self.draws, self.correction
         if self.temperature == 0:
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self._check_envs()
         trained_outcomes(self.train_outcomes)
-        self._check_sampling()
-        if self.max_staleness < 1 + self.async_steps:
-            raise ConfigError(
-                f"max_staleness is at least {1 + self.async_steps} updates, got "
-                f"{self.max_staleness}: every carried group would be dropped"
-            )
-
-    def _check_sampling(self) -> None:
         if self.resampling_ratio and self.oversampling_ratio:
             raise ConfigError("resampling_ratio and oversampling_ratio cannot be combined")
         if self.overlong_tokens > self.max_tokens:
@@ -133,30 +191,44 @@ class RLConfig(RunConfig):
                 f"overlong_tokens is at most max_tokens {self.max_tokens}, got "
                 f"{self.overlong_tokens}"
             )
-        if self.entropy_floor is not None and not self.entropy_bonus:
-            raise ConfigError("entropy_floor needs entropy_bonus, the weight that it switches")
-        if self.reset_reference_every and self.lora:
-            raise ConfigError("reset_reference_every needs a full fine-tuning: unset lora")
-        if self.reset_reference_every and not (self.beta or self.algorithm_args.get("beta")):
-            raise ConfigError("reset_reference_every needs beta, the weight of the KL divergence")
+        if self.max_staleness < 1 + self.async_steps:
+            raise ConfigError(
+                f"max_staleness is at least {1 + self.async_steps} updates, got "
+                f"{self.max_staleness}: every carried group would be dropped"
+            )
 
     def _check_envs(self) -> None:
-        if not self.envs and self.env_sampling != "weight":
-            raise ConfigError("env_sampling chooses among several environments; set envs")
+        if not self.envs and self.draws.envs:
+            raise ConfigError("sampler.envs draws from several environments; set envs")
         if self.oversampling_ratio and len(self.envs) > 1:
             raise ConfigError(
                 "oversampling_ratio cannot be combined with envs: the groups that finish first "
                 "would be those of the environments with short episodes"
             )
-        horizons = {world.env: world.stages or self.stages for world in self.envs}
-        # A single number fits any schedule if another environment has stages.
-        is_staged = any(len(stages) > 1 for stages in horizons.values())
-        self.make_horizon(self.stages if is_staged else ())
-        for env, stages in horizons.items():
+        check_turns(self.stages)
+        if not self.envs or isinstance(self.horizon, list):
+            make_horizon(self.horizon)
+        for world in self.envs:
             try:
-                self.make_horizon(stages)
+                make_horizon(self.horizon_in(world))
             except ConfigError as error:
-                raise ConfigError(f"{env} in envs: {error}") from error
+                raise ConfigError(f"{world.env} in envs: {error}") from error
+
+    @property
+    def draws(self) -> ContrastSampler:
+        """What is drawn by contrast."""
+        found: Settings = chosen("sampler", self.sampler, SAMPLERS)
+        if isinstance(found, ContrastSampler):
+            return found
+        return ContrastSampler(tasks=False, envs=False)
+
+    @property
+    def correction(self) -> tuple[Any, float, float]:
+        """(type, cap, band) of the importance sampling."""
+        kind = type_of(self.importance_sampling)
+        found = asdict(chosen("importance_sampling", self.importance_sampling, CORRECTIONS))
+        settings = GeometricCorrection(**found)
+        return kind, settings.cap, settings.band
 
     @property
     def stages(self) -> list[int]:
@@ -164,9 +236,20 @@ class RLConfig(RunConfig):
         return stages_of(self.horizon)
 
     @property
-    def trained_on(self) -> tuple[str, list[int]]:
-        """(split, horizon of each stage) of the training."""
-        return self.split, self.stages
+    def trained_split(self) -> str:
+        """The split whose tasks are trained on."""
+        return self.split
+
+    def horizon_in(self, world: World) -> list[int] | dict[str, Any]:
+        """The schedule in a world: its own, its own numbers with the run's type, or the run's.
+
+        A world with one number has a fixed horizon under any of our types.
+        """
+        own, run = world.horizon or self.horizon, normal_horizon(self.horizon)
+        if not isinstance(own, list) or isinstance(run, list):
+            return normal_horizon(own)
+        is_fixed = len(own) == 1 and run["type"] in SCHEDULES
+        return own if is_fixed else {**run, "turns": own}
 
     @property
     def samples_stale(self) -> bool:
@@ -179,21 +262,6 @@ class RLConfig(RunConfig):
     def episodes_per_step(self) -> int:
         """B = P * G."""
         return self.prompts_per_step * self.num_generations
-
-    def make_horizon(self, stages: Sequence[int] = ()) -> Horizon:
-        """A new schedule, as the `horizon` fields describe it, with these stages or its own.
-
-        One of several environments may have a fixed horizon under any of our schedules.
-        """
-        is_fixed = bool(self.envs) and len(stages) == 1 and self.horizon_schedule in SCHEDULES
-        return make_horizon(
-            stages or self.stages,
-            self.horizon_every,
-            None if is_fixed else self.horizon_schedule,
-            threshold=self.horizon_threshold,
-            patience=self.horizon_patience,
-            window=self.horizon_window,
-        )
 
     @property
     def updates_per_rollout(self) -> int:

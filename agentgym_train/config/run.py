@@ -5,17 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
+from math import isfinite
 from typing import Any, ClassVar, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import check_number
-from agentgym_train.config.engines import EngineSettings, engine_settings
+from agentgym_train.config.checks import Count, NonNegative, Positive, Seed, converted_value
 from agentgym_train.config.files import user_path
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import HORIZON, PolicyConfig, RolloutLimits
 from agentgym_train.config.trainer_args import check_trainer_args
-from agentgym_train.config.worlds import World, read_worlds
+from agentgym_train.config.worlds import (
+    EvalSettings,
+    World,
+    WorldEvalSettings,
+    check_worlds,
+)
+from agentgym_train.rollout.horizon import stages_of
 
 ANOTHER_FOLDER: Final = "output_dir=FOLDER"
 """How to choose another run folder, in a command and in a config in Python."""
@@ -33,14 +38,12 @@ class RunConfig(PolicyConfig):
     attention: str | None = None
     """Attention kernels of the update: sdpa, eager, flash_attention_2, ... Null uses
     FlashAttention on a GPU if its package is installed, else sdpa. Ignored on a CPU."""
-    compile: bool = False
-    """Compile the layers with torch.compile for the update. The first steps take longer."""
     env: str = ""
     """Id of the environment; `envs` names several. Optional for sft and dpo, which then run no
     evaluation."""
     envs: list[World] = field(default_factory=list)
-    """Several environments instead of `env`, each with its own `servers`, `instruction`,
-    `eval_split` and so on, or the run's. In RL the episodes of a group share theirs."""
+    """Several environments instead of `env`, each with its own `servers`, `instruction`, `eval`
+    and so on, or the run's. In RL the episodes of a group share theirs."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment, for the local server."""
     output_dir: str = ""
@@ -54,78 +57,56 @@ class RunConfig(PolicyConfig):
     """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
     `wrapper: module:Class` and its keyword arguments. They change rewards and observations in
     training and evaluation; `success` and `score` remain the environment's own."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed for the order of the data, environments and sampling."""
 
-    concurrency: int = 256
+    concurrency: Positive = 256
     """Maximum number of concurrent episodes, over all processes."""
-    engine_concurrency: int = 0
-    """Maximum number of turns that one process generates concurrently; 0 sets no limit."""
-    env_concurrency: int = 0
-    """Maximum number of concurrent environment calls per process; 0 sets no limit."""
-    episode_timeout_s: float = 0.0
-    """Time limit of an episode in seconds, including retries; 0 sets no limit. An episode that
-    mostly waited for the policy ends as policy_timeout and is trained on; others are lost."""
-    retries: int = 2
-    """Retries of an episode whose environment or engine was lost."""
-    engine: str = "hf"
-    """Generation engine: `hf` (the trainer's own model), `vllm_colocate` (on the trainer's device)
-    or `vllm_server` (over HTTP)."""
-    engine_args: dict[str, Any] = field(default_factory=dict)
-    """Settings of the engine, such as `{servers: [http://host:8000]}`."""
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
+    where 0 sets none, and `retries`, of an episode whose environment or engine was lost."""
 
-    max_tokens_per_microbatch: int = 0
+    max_tokens_per_microbatch: Count = 0
     """Maximum tokens, including padding, of one forward and backward pass per process; a longer
     episode has its own pass. 0 uses 4096 on a CPU and 16384 on a GPU. The gradient does not depend
     on it."""
-    learning_rate: float = 1e-6
+    learning_rate: NonNegative = 1e-6
     """Peak learning rate."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises; the first step has a learning rate of 0. In RL a
-    step is a rollout with all its updates."""
     lora: dict[str, Any] | None = None
     """Train LoRA adapters: fields of PEFT's LoraConfig, such as `{r: 16}`. The saved model is the
     adapters, with the embeddings of new tokens, if any. Null trains all weights."""
     trainer_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the method's TRL config, by TRL's names."""
-    save_every: int = 50
+    """Further arguments of the method's TRL config, by TRL's names, such as `{warmup_steps: 10}`;
+    in RL a step is a rollout with all its updates. `torch_compile` compiles the layers for the
+    update, which makes the first steps slower."""
+    save_every: Positive = 50
     """Steps between checkpoints; in RL a step is a rollout with all its updates."""
 
-    eval_split: str = "test"
-    """Held-out split that is evaluated before and after training."""
-    eval_horizon: int = 0
-    """Maximum turns per evaluation episode; 0 uses the (last) training horizon."""
-    eval_samples: int = 1
-    """Episodes per held-out task."""
-    eval_per_category: int = 0
-    """Evaluate only this many tasks per category; 0 evaluates all."""
-    eval_temperature: float = 1.0
-    """Sampling temperature in evaluation; 0 is greedy."""
-    eval_before: bool = True
-    """Evaluate before training."""
-    eval_after: bool = True
-    """Evaluate after training."""
+    eval: EvalSettings = field(default_factory=EvalSettings)
+    """The evaluations: `split`, `horizon`, `samples`, `per_category`, `temperature`, `before` and
+    `after`."""
 
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
-        worlds = read_worlds(self.envs, self.method, self.trained_keys)
-        object.__setattr__(self, "envs", worlds)
+        PolicyConfig.__post_init__(self)
+        check_worlds(self.envs, self.method, self.trained_keys)
         if self.envs and (self.env or self.env_kwargs or self.servers):
             raise ConfigError(
                 "both are set: name the environments with envs, or one with env, env_kwargs and "
                 "servers"
             )
-        PolicyConfig.__post_init__(self)
-        self.engine_settings()
         named_wrappers(self.wrappers)
         self.check_policy()
         for name, value in (self.lora or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                check_number(f"lora.{name}", value, minimum=1 if name == "r" else 0)
+                converted_value(value, Positive if name == "r" else NonNegative, f"lora.{name}")
         check_trainer_args(self.method, self.trainer_args)
+        for name, kind in (("torch_compile", bool), ("warmup_steps", NonNegative)):
+            if name in self.trainer_args:
+                converted_value(self.trainer_args[name], kind, f"trainer_args.{name}")
         for name, value in self.trainer_args.items():
-            if isinstance(value, float):  # TRL gives a meaning to some negative numbers
-                check_number(f"trainer_args.{name}", value, minimum=-inf)
+            if isinstance(value, float) and not isfinite(value):
+                raise ConfigError(f"trainer_args.{name} must be a finite number, got {value}")
         if self.dtype == "float16":
             raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
@@ -151,7 +132,7 @@ class RunConfig(PolicyConfig):
         envs = [self.env, *(world.env for world in self.envs)]
         words = ["agentgym", "collect", "--env", next(filter(None, envs), "ID")]
         words += ["--policy", "expert"]
-        if self.eval_split.startswith("paper"):
+        if self.eval.split.startswith("paper"):
             words += ["--split", "paper_train"]
         if self.instruction is not None:
             words += ["--instruction", self.instruction]
@@ -165,24 +146,25 @@ class RunConfig(PolicyConfig):
         given = self.envs
         if self.env:
             given = [World(env=self.env, env_kwargs=self.env_kwargs, servers=self.servers)]
-        split, stages = self.trained_on
-        return [
-            replace(
-                world,
-                env=world.known_id,
-                wrappers=self.wrappers if world.wrappers is None else world.wrappers,
-                instruction=self.instruction if world.instruction is None else world.instruction,
-                split=world.split or split,
-                horizon=world.stages or stages,
-                eval_split=world.eval_split or self.eval_split,
-                eval_horizon=(
-                    world.eval_horizon or self.eval_horizon or (world.stages or stages)[-1]
-                ),
-                eval_samples=world.eval_samples or self.eval_samples,
-                eval_per_category=world.eval_per_category or self.eval_per_category,
-            )
-            for world in given
-        ]
+        return [self._complete(world) for world in given]
+
+    def _complete(self, world: World) -> World:
+        own, run, horizon = world.eval, self.eval, self.horizon_in(world)
+        stages = stages_of(horizon)
+        return replace(
+            world,
+            env=world.known_id,
+            wrappers=self.wrappers if world.wrappers is None else world.wrappers,
+            instruction=self.instruction if world.instruction is None else world.instruction,
+            split=world.split or self.trained_split,
+            horizon=horizon,
+            eval=WorldEvalSettings(
+                split=own.split or run.split,
+                horizon=own.horizon or run.horizon or (stages[-1] if stages else HORIZON),
+                samples=own.samples or run.samples,
+                per_category=own.per_category or run.per_category,
+            ),
+        )
 
     @property
     def instructions(self) -> dict[str, str]:
@@ -190,17 +172,27 @@ class RunConfig(PolicyConfig):
         return {w.known_id: w.instruction for w in self.envs if w.instruction is not None}
 
     @property
-    def trained_on(self) -> tuple[str, list[int]]:
-        """(split, horizon of each stage) of the episodes that are played to learn from, if any."""
-        return "", []
+    def trained_split(self) -> str:
+        """The split of the episodes that are played to learn from, if any."""
+        return ""
+
+    def horizon_in(self, world: World) -> list[int] | dict[str, Any]:
+        """The horizon of the episodes that are played in a world to learn from, if any."""
+        return []
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the layers are compiled for the update."""
+        return bool(self.trainer_args.get("torch_compile"))
+
+    @property
+    def trl_args(self) -> dict[str, Any]:
+        """The arguments of TRL's config: `trainer_args` without what is done here."""
+        return {name: v for name, v in self.trainer_args.items() if name != "torch_compile"}
 
     def computes_in(self, *, on_gpu: bool) -> str:
         """The data type of forward passes."""
         return self.compute_dtype or ("bfloat16" if on_gpu else self.dtype)
-
-    def engine_settings(self) -> EngineSettings:
-        """The settings of the engine, checked."""
-        return engine_settings(self.engine, self.engine_args)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
@@ -220,8 +212,8 @@ def not_sampled(config: RunConfig) -> None:
     """Raise `ConfigError` if a method that samples only in evaluation is given a temperature."""
     if config.temperature != 1.0:
         raise ConfigError(
-            f"method {config.method} samples only in evaluation; set eval_temperature instead of "
-            "temperature"
+            f"method {config.method} samples only in evaluation; set eval: {{temperature: VALUE}} "
+            "instead of temperature"
         )
 
 

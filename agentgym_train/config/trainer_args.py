@@ -22,8 +22,9 @@ _ALLOWED: Final = frozenset(
         "hub_revision", "hub_strategy", "log_level", "log_level_replica", "lr_scheduler_kwargs",
         "lr_scheduler_type", "max_grad_norm", "optim", "optim_args", "optim_target_modules",
         "project", "push_to_hub", "report_to", "router_aux_loss_coef", "run_name", "save_strategy",
-        "save_total_limit", "tf32", "torch_empty_cache_steps", "trackio_bucket_id",
-        "trackio_space_id", "trackio_static_space_id", "weight_decay",
+        "save_total_limit", "tf32", "torch_compile", "torch_empty_cache_steps",
+        "trackio_bucket_id", "trackio_space_id", "trackio_static_space_id", "warmup_steps",
+        "weight_decay",
     }
 )  # fmt: skip
 _ALLOWED_BY_RL: Final = frozenset(
@@ -79,11 +80,12 @@ OTHER_TRACKERS: Final[Mapping[str, str]] = {
 
 def trackers_of(trainer_args: Mapping[str, Any]) -> list[str]:
     """The names in `report_to`; raises `ConfigError` for one that transformers does not know."""
-    given = trainer_args.get("report_to") or []
+    given = trainer_args.get("report_to")
+    given = [] if given in (None, "") else given
     names = given if isinstance(given, list) else [given]
     known = (*TRACKERS, *OTHER_TRACKERS)
     for name in names:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
             raise ConfigError(f"trainer_args.report_to has no tracker {name!r:.80}; {hint}")
@@ -142,8 +144,7 @@ _REJECTED: Final[Mapping[str, str]] = {
         "use_liger_kernel", "liger_kernel_config",
     ),
     **_rejected(
-        "has no effect: episodes are evaluated, before and after training; see eval_before, "
-        "eval_after and the other keys that begin with eval_",
+        "has no effect: episodes are evaluated, before and after training; see eval",
         "do_eval", "do_predict", "do_train", "eval_strategy", "eval_steps", "eval_delay",
         "eval_on_start", "eval_do_concat_batches", "eval_use_gather_object",
         "eval_accumulation_steps", "eval_packing", "per_device_eval_batch_size",
@@ -193,8 +194,7 @@ _REJECTED: Final[Mapping[str, str]] = {
 
 _REJECTED_BY_RL: Final[Mapping[str, str]] = {
     **_rejected(
-        "has no effect: episodes are sampled by the engine, with temperature alone; see engine and "
-        "engine_args",
+        "has no effect: episodes are sampled by the engine, with temperature alone; see engine",
         "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs",
         "cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged",
         "transformers_continuous_batching_config", "max_tool_calling_iterations", "vllm_mode",
@@ -215,6 +215,15 @@ _REJECTED_BY_RL: Final[Mapping[str, str]] = {
     **_rejected(
         "cannot be used: engine and trainer would compute different policies",
         "neftune_noise_alpha", "disable_dropout", "cast_lm_head_to_fp32",
+    ),
+    **_rejected(
+        "cannot be used: the reference of beta is the initial policy",
+        "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha",
+    ),
+    **_rejected(
+        "cannot be used: entropy_bonus is constant",
+        "use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta",
+        "entropy_target",
     ),
     **_rejected(
         "has no effect: RL has no labels; see entropy_bonus and beta", "label_smoothing_factor"

@@ -18,25 +18,17 @@ SET_BY_RL: Final[Mapping[str, str]] = {
     "num_train_epochs": "steps",
     "beta": "beta",
     "loss_type": "algorithm",
-    "scale_rewards": "algorithm_args: {scale: true} or {scale: false}",
+    "scale_rewards": "algorithm: {type: grpo, scale: true} or {type: grpo, scale: false}",
     "importance_sampling_level": "algorithm",
     "use_vllm": "engine",
     "entropy_coef": "entropy_bonus",
-    "use_adaptive_entropy": "entropy_floor",
-    "sync_ref_model": "reset_reference_every",
-    "ref_model_sync_steps": "reset_reference_every",
-    "ref_model_mixup_alpha": "reset_reference_every",
-    "entropy_coef_min": "entropy_floor",
-    "entropy_coef_max": "entropy_floor",
-    "entropy_coef_delta": "entropy_floor",
-    "entropy_target": "entropy_floor",
     "mask_truncated_completions": "train_outcomes: [success, failure]",
     "chat_template_kwargs": "chat_template_kwargs",
-    "vllm_importance_sampling_correction": "importance_sampling_correction",
-    "vllm_importance_sampling_mode": "importance_sampling_correction",
-    "vllm_importance_sampling_cap": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_max": "importance_sampling_cap",
-    "vllm_importance_sampling_clip_min": "importance_sampling_band",
+    "vllm_importance_sampling_correction": "importance_sampling: token",
+    "vllm_importance_sampling_mode": "importance_sampling: token",
+    "vllm_importance_sampling_cap": "importance_sampling: {type: token, cap: VALUE}",
+    "vllm_importance_sampling_clip_max": "importance_sampling: {type: token, cap: VALUE}",
+    "vllm_importance_sampling_clip_min": "importance_sampling: {type: geometric, band: VALUE}",
 }
 """TRL's names for what our own keys of RL set, or what to write instead."""
 
@@ -63,22 +55,21 @@ SET_BY_DPO: Final[Mapping[str, str]] = {
 
 SET_BY_ALL: Final[Mapping[str, str]] = {
     "learning_rate": "learning_rate",
-    "warmup_steps": "warmup_steps",
     "save_steps": "save_every",
     "seed": "seed",
     "data_seed": "seed",
     "output_dir": "output_dir",
     "bf16": "compute_dtype: bfloat16",
-    "torch_compile": "compile: true",
-    "torch_compile_backend": "compile: true",
-    "torch_compile_mode": "compile: true",
+    "torch_compile_backend": "trainer_args: {torch_compile: true}",
+    "torch_compile_mode": "trainer_args: {torch_compile: true}",
     "auto_find_batch_size": "max_tokens_per_microbatch: TOKENS",
 }
 """The same of every method."""
 
 _IN_TRAINER_ARGS: Final = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "lr_scheduler_kwargs"),
-    *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "weight_decay"),
+    *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "torch_compile"),
+    *("warmup_steps", "weight_decay"),
 )
 _IN_GRPO_ARGS: Final = ("delta", "epsilon", "epsilon_high", "top_entropy_quantile")
 """Keys of transformers and TRL that users look for among ours."""

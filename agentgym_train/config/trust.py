@@ -32,37 +32,30 @@ CONFIG: Final = Fields(
         {
             # A model's own code never runs, and a resumed run writes to the folder that is named.
             "method", "model", "output_dir", "data",
-            "action_format", "algorithm_args", "async_steps", "beta", "chat_template_kwargs",
-            "compile", "compute_dtype", "concurrency", "dtype", "engine", "engine_concurrency",
-            "entropy_bonus", "entropy_floor", "env_concurrency", "env_sampling",
-            "episode_timeout_s", "epochs", "epochs_per_rollout", "eval_after", "eval_before",
-            "eval_horizon", "eval_per_category", "eval_samples", "eval_split", "eval_temperature",
-            "from_base", "horizon", "horizon_every", "horizon_patience", "horizon_threshold",
-            "horizon_window", "importance_sampling_band", "importance_sampling_cap",
-            "importance_sampling_correction", "instruction", "iterations", "keep_reasoning",
-            "keep_tokens", "learning_rate", "max_lost_rate", "max_staleness", "max_tokens",
+            "action_format", "async_steps", "beta", "chat_template_kwargs", "compute_dtype",
+            "concurrency", "dtype", "entropy_bonus", "epochs", "epochs_per_rollout", "eval",
+            "from_base", "importance_sampling", "instruction", "iterations", "keep_reasoning",
+            "keep_tokens", "learning_rate", "limits", "max_staleness", "max_tokens",
             "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
-            "minibatches_per_rollout", "normalize_per_env", "num_generations",
-            "overlong_tokens", "oversampling_ratio", "packing", "pairs_per_start",
-            "pairs_per_step", "per_task", "prompts_per_step", "resampling_ratio",
-            "reset_reference_every", "retries", "reward_gap", "rows_per_step", "samples",
-            "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
-            "task_sampling", "tasks", "temperature", "train_outcomes", "turn_max_tokens",
-            "unfinished_groups", "unique", "warmup_steps", "weight",
+            "minibatches_per_rollout", "num_generations", "overlong_tokens",
+            "oversampling_ratio", "packing", "pairs_per_start", "pairs_per_step", "per_task",
+            "prompts_per_step", "resampling_ratio", "reward_gap", "rows_per_step", "sampler",
+            "samples", "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
+            "tasks", "temperature", "train_outcomes", "turn_max_tokens", "unfinished_groups",
+            "unique", "weight",
         }
     ),
     needs_trust=frozenset(
         {
-            "agent", "algorithm", "attention", "engine_args", "env", "env_kwargs", "envs",
-            "gateway", "horizon_schedule", "lora", "servers", "token_file", "trainer_args",
-            "wrappers",
+            "agent", "algorithm", "attention", "engine", "env", "env_kwargs", "envs", "horizon",
+            "lora", "servers", "token_file", "trainer_args", "wrappers",
         }
     ),
 )  # fmt: skip
 """The configs of the methods, and the entries of `envs`."""
 
 NESTED: Final[Mapping[str, Fields]] = {
-    "engine_args": Fields(
+    "engine": Fields(
         frozenset(
             {
                 "max_batch", "settle_ties", "cuda_graphs", "dtype", "tensor_parallel_size",
@@ -86,9 +79,10 @@ NESTED: Final[Mapping[str, Fields]] = {
                 "max_grad_norm", "neftune_noise_alpha", "off_policy_mask_threshold", "optim",
                 "optim_args", "optim_target_modules", "router_aux_loss_coef", "run_name",
                 "sapo_temperature_neg", "sapo_temperature_pos", "save_strategy",
-                "save_total_limit", "tf32", "top_entropy_quantile", "torch_empty_cache_steps",
-                "use_bias_correction_kl", "use_weighting", "vespo_k_neg", "vespo_k_pos",
-                "vespo_lambda_neg", "vespo_lambda_pos", "weight_decay",
+                "save_total_limit", "tf32", "top_entropy_quantile", "torch_compile",
+                "torch_empty_cache_steps", "use_bias_correction_kl", "use_weighting",
+                "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
+                "warmup_steps", "weight_decay",
             }
         ),
         frozenset(
@@ -126,10 +120,12 @@ _KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     "agent": re.compile(r"plain|react|act_only|plan_then_act|reflect|(window|summary)(:\d+)?"),
     "algorithm": re.compile(r"\w+"),
     "attention": re.compile(r"eager|sdpa|flex_attention|flash_attention_[234]"),
-    "horizon_schedule": re.compile("|".join(SCHEDULES)),
+    "engine": re.compile("|".join(ENGINES)),
+    "horizon": re.compile("|".join(SCHEDULES)),
     "trainer_args.report_to": re.compile("none|tensorboard"),
 }
-"""Texts that stand for a part of this package, or for nothing outside of it."""
+"""Texts that stand for a part of this package, or for nothing outside of it; of a setting with a
+type, the types."""
 _OFF: Final = ("false", "none", "", "0", "no", "off")
 """Values of a switch that libraries read as off; some take words."""
 
@@ -159,6 +155,13 @@ def names_in_envs(envs: Any, keys: Collection[str] = KEYS) -> dict[str, str]:
     for number, world in enumerate(envs if isinstance(envs, list | tuple) else ()):
         if isinstance(world, Mapping):
             found |= names_in(world, f"envs[{number}].", keys)
+            horizon = world.get("horizon")
+            if (
+                isinstance(horizon, Mapping)
+                and "type" in horizon
+                and not is_known("horizon", horizon)
+            ):
+                found |= leaves(f"envs[{number}].horizon.type", horizon["type"])
     return found
 
 
@@ -172,9 +175,11 @@ def resume_command(run: Path, settings: Mapping[str, Any]) -> str:
     return f"agentgym train --resume {run}{trust_option(settings)}"
 
 
-def is_known(place: str, text: Any) -> bool:
-    """Whether a text at a place stands for a part of this package."""
-    return isinstance(text, str) and _KNOWN[place].fullmatch(text) is not None
+def is_known(place: str, value: Any) -> bool:
+    """Whether a text at a place, or the type of a setting, stands for a part of this package."""
+    if isinstance(value, Mapping):
+        value = value.get("type")  # without one, a mapping may name a program
+    return isinstance(value, str) and _KNOWN[place].fullmatch(value) is not None
 
 
 def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> dict[str, str]:
@@ -185,9 +190,20 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> di
         return names_in(values, keys=[key])
     if key == "envs":
         return names_in_envs(value)
-    if key in NESTED and isinstance(value, Mapping):
+    if key == "horizon" and (not isinstance(value, Mapping) or "type" not in value):
+        return {}
+    if key in _KNOWN and is_known(key, value):
+        further = key in NESTED and isinstance(value, Mapping)
+        return _names_within(key, _without_type(value)) if further else {}
+    if key in ("lora", "trainer_args") and isinstance(value, Mapping):
         return _names_within(key, value)
-    return {} if key in _KNOWN and is_known(key, value) else leaves(key, value)
+    if key in ("horizon", "algorithm", "engine") and isinstance(value, Mapping):
+        return leaves(f"{key}.type", value.get("type", ""))  # its arguments are that code's
+    return leaves(key, value)
+
+
+def _without_type(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: inner for name, inner in value.items() if name != "type"}
 
 
 def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
@@ -207,7 +223,7 @@ def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _nested_defaults(group: str) -> dict[str, Any]:
-    kinds = ENGINES.values() if group == "engine_args" else ()
+    kinds = ENGINES.values() if group == "engine" else ()
     return {k: v for kind in kinds for k, v in _defaults(kind).items()}
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
-
-import msgspec
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.registry import full_id
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import check_keys, check_number, check_numbers, check_types
-
-Stages = int | list[int]
-"""Maximum turns per episode: one number, or one for each stage of a horizon schedule."""
+from agentgym_train.config.checks import (
+    AboveZero,
+    Count,
+    NonNegative,
+    Positive,
+    Settings,
+    check_fields,
+)
+from agentgym_train.rollout.horizon import Turns, normal_horizon, stages_of
 
 TRAINED_KEYS: Final = frozenset({"split", "horizon", "weight"})
 """Keys of an entry of `envs` about the episodes that RL and AgentEvol play to learn from."""
@@ -23,17 +26,46 @@ EXPLORED_KEYS: Final = TRAINED_KEYS | {"tasks", "min_reward"}
 """The same with those of AgentEvol alone."""
 ONE_WORLD: Final = ("env", "env_kwargs", "servers")
 """Keys of a run that are short for `envs` with one entry."""
-FROM_RUN: Final = frozenset(
-    {
-        "wrappers", "instruction", "split", "horizon",
-        "eval_split", "eval_horizon", "eval_samples", "eval_per_category",
-    }
-)  # fmt: skip
+FROM_RUN: Final = frozenset({"wrappers", "instruction", "split", "horizon", "eval"})
 """Keys of an entry of `envs` whose value is the run's where it is null, 0 or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class EvalSettings(Settings):
+    """The evaluations before and after training."""
+
+    split: str = "test"
+    """Held-out split that is evaluated."""
+    horizon: Count = 0
+    """Maximum turns per evaluation episode; 0 uses the (last) training horizon, or 30 without."""
+    samples: Positive = 1
+    """Episodes per held-out task."""
+    per_category: Count = 0
+    """Evaluate only this many tasks per category; 0 evaluates all."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature in evaluation; 0 is greedy."""
+    before: bool = True
+    """Evaluate before training."""
+    after: bool = True
+    """Evaluate after training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldEvalSettings(Settings):
+    """The evaluation in one of the environments; what is 0 or empty is taken from the run."""
+
+    split: str = ""
+    """Held-out split that is evaluated."""
+    horizon: Count = 0
+    """Maximum turns per evaluation episode."""
+    samples: Count = 0
+    """Episodes per held-out task."""
+    per_category: Count = 0
+    """Evaluate only this many tasks per category."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World(Settings):
     """One of the environments of a run. What is null, 0 or empty is taken from the run."""
 
     env: str = ""
@@ -48,32 +80,25 @@ class World:
     """System prompt. Null uses the run's, and if that is null the environment's own."""
     split: str = ""
     """Split whose tasks are trained on or explored."""
-    tasks: int = 0
+    tasks: Count = 0
     """Tasks explored per iteration, drawn anew each time; 0 uses all tasks of the split."""
-    horizon: Stages = field(default_factory=list)
-    """Maximum turns per episode: one number, or in RL stages."""
+    horizon: Turns = field(default_factory=list)
+    """Maximum turns per episode, in RL as the run's `horizon`: numbers alone are used with the
+    run's `type`."""
     min_reward: float | None = None
     """Learn from explored episodes with at least this reward; null learns from successes."""
-    weight: float = 1.0
+    weight: AboveZero = 1.0
     """Relative frequency of its groups in RL, and of its rows in an epoch of AgentEvol, where 2
     uses each twice and 0.5 every other one."""
-    eval_split: str = ""
-    """Held-out split that is evaluated."""
-    eval_horizon: int = 0
-    """Maximum turns per evaluation episode."""
-    eval_samples: int = 0
-    """Episodes per held-out task."""
-    eval_per_category: int = 0
-    """Evaluate only this many tasks per category."""
+    eval: WorldEvalSettings = field(default_factory=WorldEvalSettings)
+    """The evaluation in this environment: `split`, `horizon`, `samples` and `per_category`."""
 
     def __post_init__(self) -> None:
         if not self.env:
             raise ConfigError("an entry of envs has no env; write `envs: [{env: ID}]`")
-        check_numbers(self)
-        check_types(self)
-        object.__setattr__(self, "horizon", stages_of(self.horizon))
-        for turns in self.stages:
-            check_number("horizon", turns, whole=True, minimum=1)
+        check_fields(self)
+        object.__setattr__(self, "horizon", normal_horizon(self.horizon) if self.horizon else [])
+        check_turns(self.stages)
         named_wrappers(self.wrappers or [])
 
     @property
@@ -87,60 +112,35 @@ class World:
         return self.env if self.servers else full_id(self.env)
 
 
-def stages_of(horizon: Stages) -> list[int]:
-    """The horizon of each stage: `30` is short for one stage, and 0 for none."""
-    if isinstance(horizon, int):
-        return [horizon] if horizon else []
-    return horizon
+def check_turns(stages: Sequence[int]) -> None:
+    """Raise `ConfigError` for a horizon of less than one turn."""
+    for turns in stages:
+        if turns < 1:
+            raise ConfigError(f"horizon is at least 1, got {turns}")
 
 
-def check_worlds(worlds: Any) -> None:
-    """Raise `ConfigError` for `envs` that is not a list of mappings with known keys."""
-    if not isinstance(worlds, list | tuple):
-        raise ConfigError(f"envs must be a list, such as `[{{env: ID}}]`; got {str(worlds)[:80]!r}")
-    for world in worlds:
-        if isinstance(world, World):
-            continue
-        if not isinstance(world, Mapping):
-            raise ConfigError(
-                f"an entry of envs is {str(world)[:80]!r}; write `envs: [{{env: ID}}]`"
-            )
-        check_keys(" in envs", map(str, world), (f.name for f in fields(World)))
+def check_worlds(worlds: Sequence[World], method: str, trained_keys: AbstractSet[str]) -> None:
+    """Raise `ConfigError` for entries of envs that do not fit together, or the method.
 
-
-def read_worlds(worlds: Any, method: str, trained_keys: AbstractSet[str]) -> list[World]:
-    """The entries of envs; Python code may write them as in YAML.
-
-    Raises `ConfigError` for an invalid entry, for an environment that is named twice, since metrics
-    and files have its id, and for a key about training that is none of the method's `trained_keys`.
+    No environment may be named twice, since metrics and files have its id, and no key about
+    training may be none of the method's `trained_keys`.
     """
-    check_worlds(worlds)
-    try:
-        found = [
-            world if isinstance(world, World) else msgspec.convert(world, World) for world in worlds
-        ]
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"an entry of envs is invalid: {error}") from error
-    for world in found:
+    for world in worlds:
         others = sorted(EXPLORED_KEYS - trained_keys)
         unused = [key for key in others if getattr(world, key) != _DEFAULTS[key]]
         if unused:
             raise ConfigError(
                 f"{', '.join(unused)} in envs has no effect with method {method}; leave it out"
             )
-    _check_once([world.known_id for world in found])
-    return found
+    names = [world.known_id for world in worlds]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{twice[0]} is twice in envs; give it a higher weight instead")
 
 
 def file_name(env: str) -> str:
     """The id of an environment as a file name."""
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in env)
-
-
-def _check_once(envs: Sequence[str]) -> None:
-    twice = sorted({name for name in envs if envs.count(name) > 1})
-    if twice:
-        raise ConfigError(f"{twice[0]} is twice in envs; give it a higher weight instead")
 
 
 _DEFAULTS: Final = {key: getattr(World(env="any"), key) for key in EXPLORED_KEYS}

@@ -19,9 +19,9 @@ from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.collection import CollectConfig
 from agentgym_train.data.collection import (
     NAME,
-    CollectConfig,
     Key,
     check_settings,
     collected,

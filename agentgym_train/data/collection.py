@@ -1,23 +1,20 @@
-"""A collection: its settings, its folder, and the episodes that its filter selects."""
+"""A collection: its folder, and the episodes that its filter selects."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
-
-import msgspec
+from typing import Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.trajectory import Trajectory
-from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.checks import check_keys
+from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.old_names import upgraded
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_name import parse_policy
@@ -38,36 +35,6 @@ class FilteredEpisodes:
     def reasons(self) -> str:
         """Such as `12 no success, 3 repeated`; empty if nothing was left out."""
         return ", ".join(f"{count} {reason}" for reason, count in self.left_out.most_common())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectConfig(PolicyConfig):
-    """Settings of a collection; `model` is the name of any policy, such as `expert`."""
-
-    env: str
-    output_dir: str
-    split: str = "train"
-    n: int | None = None
-    """Number of starts, each a task with a seed: the split's tasks in a random order, then again
-    with other seeds, and so on. None uses each task once."""
-    samples: int = 1
-    """Episodes per start."""
-    horizon: int = 50
-    seed: int = 0
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    servers: list[str] = field(default_factory=list)
-    wrappers: Sequence[WrapperSpec] = field(default_factory=list)
-    """As in a training config."""
-    keep: EpisodeFilter = field(default_factory=EpisodeFilter)
-    mix_policy: str = ""
-    """Another policy, which takes some turns; see `MixedActor`. Such turns are not trained on."""
-    mix_rate: float = 0.3
-    """The probability that a turn is the other policy's."""
-    method: Literal["collect"] = "collect"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for run.json."""
-        return asdict(self)
 
 
 Key = tuple[str, int, int]
@@ -147,9 +114,8 @@ def collect_config_of(path: Path) -> CollectConfig | None:
     if not isinstance(config, dict) or config.get("method") != "collect":
         return None
     try:
-        check_keys("", config, (f.name for f in fields(CollectConfig)))
-        return msgspec.convert(config, CollectConfig)
-    except (ConfigError, msgspec.ValidationError) as error:
+        return CollectConfig(**upgraded(config))
+    except ConfigError as error:
         raise ConfigError(f"{path}/run.json is not the config of a collection: {error}") from error
 
 

@@ -165,7 +165,7 @@ def warnings_of_shown_tasks(
     if not shown:
         return []
     return [
-        f"Warning: {len(shown)} of the {len(held_out)} tasks of eval_split {eval_split!r} are in "
+        f"Warning: {len(shown)} of the {len(held_out)} tasks of eval.split {eval_split!r} are in "
         "the data that is learned from; success on them does not show success on new tasks."
     ]
 

@@ -15,6 +15,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.registry import env_class, registered
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
+from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.episodes import CountTokens
 from agentgym_train.config.policy import PolicyConfig, join_instructions
 from agentgym_train.engines.base import ScriptedEngine
@@ -105,7 +106,7 @@ class EpisodeTokenizer:
 
 
 async def act_out(
-    actor: ModelActor, trajectory: Trajectory, agent: str, reflections: Collection[int] = ()
+    actor: ModelActor, trajectory: Trajectory, agent: Typed, reflections: Collection[int] = ()
 ) -> tuple[list[Tokens], ActorOutput | None]:
     """(the rows, the last output) of an actor whose engine gives the stored responses.
 
@@ -124,7 +125,7 @@ async def act_out(
         output = await actor.act()
         if output is None or (output.action is None and turn.action):
             raise ConfigError(
-                f"the agent {agent} requests a turn without an action where the "
+                f"the agent {type_of(agent)} requests a turn without an action where the "
                 f"episode of task {trajectory.task!r} by {trajectory.policy} has the action "
                 f"{turn.action[:60]!r}; train with the agent that played it, or with plain"
             )

@@ -43,12 +43,17 @@ class Generation:
 
 
 class GenerationEngine(Protocol):
-    """Samples turns of conversations; the interface that rollouts use."""
+    """Samples turns of conversations; the interface that rollouts use.
+
+    A subclass defines `generate` and `update_weights`. A config names it by `engine:
+    package.module:Class`, or `{type: package.module:Class, ...}` with further fields; it is made by
+    `Class(model, tokenizer, max_tokens=N, **fields)`, where N are the tokens of a conversation.
+    """
 
     @property
     def is_exact(self) -> bool:
-        """Whether the engine's log-probabilities equal those of the trainer."""
-        ...
+        """Whether the engine's log-probabilities equal those of the trainer; by default not."""
+        return False
 
     async def generate(
         self,
@@ -60,20 +65,17 @@ class GenerationEngine(Protocol):
         ...
 
     async def forget(self, conversation: Hashable) -> None:
-        """Free the cache of a conversation that ended."""
-        ...
+        """Free the cache of a conversation that ended; by default there is none."""
 
     async def update_weights(self, model: Any, version: int) -> None:
         """Use `model`'s current weights from now on; KV caches are dropped."""
         ...
 
     async def sleep(self) -> None:
-        """Free the device's memory for the trainer until the next `update_weights`."""
-        ...
+        """Free the device's memory until the next `update_weights`; by default nothing."""
 
     async def close(self) -> None:
-        """Close the engine and what it started."""
-        ...
+        """Close the engine and what it started; by default nothing."""
 
 
 Script = Callable[[Sequence[int], int], Sequence[int]]

@@ -282,13 +282,16 @@ def _item_ids(path: Path) -> list[str]:
 
 
 def _check_same(store: RunStore, plan: EvalPlan) -> None:
+    from agentgym_train.config.old_names import upgraded
+
     now = plan.as_dict()
     # Evaluations of earlier versions lack these keys.
     before = {
         "chat_template_kwargs": {},
         "keep_reasoning": False,
         "wrappers": [],
-        **read_plan(store),
+        "engine": "hf",
+        **upgraded(read_plan(store)),
     }
     other = [name for name in now if before.get(name) != now[name]]
     if other:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.options import WORLD, PolicyOptions
+from agentgym_train.config.options import WORLD, settings_of
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.evaluation.plan import PolicyPlan, policy_plans
 from agentgym_train.rollout.policy_name import PolicyName, check_agent, label_of, parse_labelled
@@ -30,9 +30,6 @@ class ModelOptions:
             help="Tokenizer of a vllm: policy. Default: the model that the server loaded."
         ),
     ] = None
-    cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="Sample hf: policies with CUDA graphs on a GPU.")
-    ] = False
     api_key_env: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +53,7 @@ class ModelOptions:
         return PolicySpec(
             replace(settings, model=str(name)), api_key=key, tokenizer=self.tokenizer,
             concurrency=concurrency, requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute, cuda_graphs=self.cuda_graphs,
+            tokens_per_minute=self.tokens_per_minute,
         )  # fmt: skip
 
 
@@ -84,15 +81,16 @@ class PolicyWords:
     """What a command line says about the policies."""
 
     texts: Sequence[str]
-    options: PolicyOptions
+    given: Mapping[str, Any]
+    """The fields of `PolicyConfig` that have an option."""
+    run: str | None
+    """The run whose settings are used for the others."""
     models: ModelOptions
-    given: Set[str]
-    """The options that it has, as opposed to their defaults."""
     concurrency: int
 
     def policies(self, env: str = "") -> Policies:
         """The policies in an environment; raises `ConfigError` for one that cannot be run."""
-        return self._policies(PolicyConfig(**self.options.values(env, self.given)))
+        return self._policies(PolicyConfig(**settings_of(self.run, self.given, env)))
 
     def by_world(self, worlds: Mapping[str, str]) -> dict[str, Policies]:
         """The policies in each world; `worlds` are their names, `{world}` in folders, and ids.
@@ -100,18 +98,18 @@ class PolicyWords:
         A policy of which the model or the settings are missing in a world is listed there under
         `missing`; raises `ConfigError` for any other that cannot be run.
         """
-        if self.options.settings_of is None and not any(WORLD in text for text in self.texts):
+        if self.run is None and not any(WORLD in text for text in self.texts):
             return dict.fromkeys(worlds, self.policies())
         return {world: self._policies_in(world, env) for world, env in worlds.items()}
 
     def _policies_in(self, world: str, env: str) -> Policies:
         try:
-            settings, reason = PolicyConfig(**self.options.values(env, self.given, world)), ""
+            settings = PolicyConfig(**settings_of(self.run, self.given, env, world))
+            reason = ""
         except ConfigError as error:
-            if WORLD not in (self.options.settings_of or ""):
+            if WORLD not in (self.run or ""):
                 raise
-            without = replace(self.options, settings_of=None)
-            settings, reason = PolicyConfig(**without.values()), str(error)
+            settings, reason = PolicyConfig(**self.given), str(error)
         return self._policies(settings, world, reason)
 
     def _policies(self, settings: PolicyConfig, world: str = "", no_settings: str = "") -> Policies:

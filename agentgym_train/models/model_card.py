@@ -12,6 +12,7 @@ from typing import Any, Final
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from agentgym_train.config.checks import type_of
 from agentgym_train.config.files import STARTER, local_path
 from agentgym_train.config.run import RunConfig
 from agentgym_train.models.folders import ADAPTERS, BASE_FOLDER, has_adapters, is_model
@@ -83,7 +84,7 @@ def model_card(folder: Path, config: RunConfig) -> str:
         "tags": ["agentgym-sdk", config.method],
     }
     what = "LoRA adapters trained" if config.lora is not None else "Trained"
-    method = getattr(config, "algorithm", config.method)
+    method = type_of(getattr(config, "algorithm", config.method))
     method = f"`{method}`" if ":" in method else method.upper()
     envs = [world.env for world in config.worlds]
     in_env = f" on {', '.join(f'`{env}`' for env in envs)}" if envs else ""

@@ -66,7 +66,7 @@ def warn_of_slow_bfloat16() -> None:
     if capabilities and not any("bf16" in name and found for name, found in capabilities.items()):
         logger.warning(
             "this processor has no instructions for bfloat16, in which its matrix products take "
-            "several times as long; set compute_dtype: float32 (--dtype float32)"
+            "several times as long; set compute_dtype: float32 (--compute-dtype float32)"
         )
 
 

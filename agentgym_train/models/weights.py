@@ -14,7 +14,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from agentgym_env.errors import ConfigError
 
 TOKENS_WITH_ADAPTERS: Final = (
-    "the adapters train tokens, which vLLM's LoRA does not take; set engine_args.adapter_updates "
+    "the adapters train tokens, which vLLM's LoRA does not take; set engine.adapter_updates "
     "to false"
 )
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from agentgym_env.actions import ActionFormat, action_format
 from agentgym_env.entry_points import AGENTS, load_named, plugin, plugins
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError, Outcome
+from agentgym_train.config.checks import Typed, check_keys, type_and_fields, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,57 +210,67 @@ _WITH_TOOLS: Final = frozenset({"plain", "window"})
 _SIZED: Final = ("window", "summary")
 
 
-def format_of(agent: str, action_format_name: str) -> ActionFormat:
+def format_of(agent: Typed, action_format_name: str) -> ActionFormat:
     """The action format of an agent: its own if its name is one, else the one that is given."""
-    if action_format_name == "tools" and agent.partition(":")[0] in _KINDS.keys() - _WITH_TOOLS:
+    name = type_of(agent)
+    if action_format_name == "tools" and name.partition(":")[0] in _KINDS.keys() - _WITH_TOOLS:
         raise ConfigError(
-            f"the agent {agent} has turns without a tool call; with action_format tools use the "
+            f"the agent {name} has turns without a tool call; with action_format tools use the "
             f"agent {' or '.join(sorted(_WITH_TOOLS))}, or your own"
         )
-    own = _FORMATS.get(agent)
+    own = _FORMATS.get(name)
     if own is not None and action_format_name not in ("plain", own):
         raise ConfigError(
-            f"the agent {agent} has the action format {own}, got {action_format_name!r}; leave "
+            f"the agent {name} has the action format {own}, got {action_format_name!r}; leave "
             "action_format away, or take another agent, such as plain"
         )
     return action_format(own or action_format_name)
 
 
-def agent_factory(agent: str, form: ActionFormat) -> AgentFactory:
-    """A maker of agents by name, `name:SIZE` or `package.module:Class`; tries it once."""
-    kind, _, rest = agent.partition(":")
+def agent_factory(agent: Typed, form: ActionFormat) -> AgentFactory:
+    """A maker of agents: of a type, `name:SIZE` or `package.module:Class`; tries it once.
+
+    Further fields of `agent` are arguments of a class of the user, or the size of a window.
+    """
+    name, values = type_and_fields(agent)
+    kind, _, rest = name.partition(":")
     if is_black_box(agent):
         raise ConfigError(
-            f"the agent {agent[:80]!r} is a program of its own, which needs a policy whose tokens "
+            f"the agent {name[:80]!r} is a program of its own, which needs a policy whose tokens "
             "are sampled here: a model (hf:PATH_OR_ID) or a vLLM server"
         )
     if kind in _KINDS and (not rest or kind in _SIZED):
         made = _KINDS[kind]
+        check_keys(f" in agent of type {kind}", values, ["size"] if kind in _SIZED else [])
         if rest and not rest.isdecimal():
-            raise ConfigError(
-                f"the size of {agent!r} is not a number; write, for example, {kind}:8"
-            )
-        sizes = [int(rest)] if rest else []
+            raise ConfigError(f"the size of {name!r} is not a number; write, for example, {kind}:8")
+        if rest and "size" in values:
+            raise ConfigError(f"the size is given twice: {name!r}, and size {values['size']!r:.80}")
+        if rest:
+            values["size"] = int(rest)
+        elif type(values.get("size", 1)) is not int:
+            raise ConfigError(f"agent.size must be an integer, got {values['size']!r:.80}")
     elif rest:
-        made, sizes = _imported(agent), []
+        made = _imported(name)
+        _check_agent(made, name, form, values)
     else:
         raise ConfigError(
-            f"no agent {agent!r}; choose from {', '.join(_KINDS)}, or name your own as "
-            f"package.module:Class, {_black_boxes(agent)}"
+            f"no agent {name!r}; choose from {', '.join(_KINDS)}, or name your own as "
+            f"package.module:Class, {_black_boxes(name)}"
         )
-    if kind not in _KINDS:
-        _check_agent(made, agent, form)
-    made(form, *sizes)
-    return lambda: made(form, *sizes)
+    made(form, **values)
+    return lambda: made(form, **values)
 
 
-def _check_agent(make: Callable[..., Agent], name: str, form: ActionFormat) -> None:
+def _check_agent(
+    make: Callable[..., Agent], name: str, form: ActionFormat, values: Mapping[str, Any]
+) -> None:
     """Raise `ConfigError` if a class of the user makes no agent."""
     otherwise = f"for a function that plays an episode by itself, write `callable:{name}`"
     if inspect.iscoroutinefunction(make):
         raise ConfigError(f"the agent {name} is a coroutine function; {otherwise}")
     try:
-        made = make(form)
+        made = make(form, **values)
     except Exception as error:
         # The user's code may fail in any way.
         raise ConfigError(
@@ -269,21 +280,32 @@ def _check_agent(make: Callable[..., Agent], name: str, form: ActionFormat) -> N
         raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {otherwise}")
 
 
-def is_black_box(agent: str) -> bool:
+def with_type(agent: Typed) -> Typed:
+    """The agent with a type: YAML reads `command: python agent.py` as a mapping without one."""
+    if isinstance(agent, dict) and "type" not in agent:
+        for name, target in agent.items():
+            if is_black_box(name):
+                rest = {key: value for key, value in agent.items() if key != name}
+                return {"type": f"{name}:{'' if target is None else target}", **rest}
+    return agent
+
+
+def is_black_box(agent: Typed) -> bool:
     """Whether an agent is a program of its own: one of a kind that is an entry point."""
     return _black_box_kind(agent) is not None
 
 
-def black_box(agent: str, settings: Mapping[str, Any]) -> Any:
-    """The `rollout.black_box.BlackBox` of an agent; None for other agents.
+def black_box(agent: Typed) -> Any:
+    """The `rollout.black_box.BlackBox` of an agent, with its settings; None for other agents.
 
-    `settings` are the config's `gateway`. Raises `ConfigError` if the agent or they are invalid.
+    Raises `ConfigError` if it is invalid.
     """
     kind = _black_box_kind(agent)
     if kind is None:
         return None
+    name, settings = type_and_fields(agent)
     try:
-        made = kind.load()(agent.partition(":")[2].strip(), settings)
+        made = kind.load()(name.partition(":")[2].strip(), settings)
     except AgentGymError:
         raise
     except Exception as error:
@@ -298,8 +320,8 @@ def black_box(agent: str, settings: Mapping[str, Any]) -> Any:
     return made
 
 
-def _black_box_kind(agent: str) -> EntryPoint | None:
-    kind = agent.partition(":")[0]
+def _black_box_kind(agent: Typed) -> EntryPoint | None:
+    kind = type_of(agent).partition(":")[0]
     return None if kind in _KINDS else plugin(AGENTS, kind)
 
 

@@ -36,7 +36,7 @@ class BlackBox:
     """A kind of black-box agent."""
 
     def __init__(self, target: str, settings: Mapping[str, Any]) -> None:
-        """`target` follows the kind and a colon, and `settings` are the config's `gateway`.
+        """`target` follows the kind and a colon; `settings` are the further fields of `agent`.
 
         Raises `ConfigError` if one of them is invalid; starts and imports nothing that they name.
         """

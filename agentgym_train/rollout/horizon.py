@@ -5,9 +5,10 @@ The horizon applies from the start of an episode to its end. It never decreases 
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from math import isnan
 from statistics import fmean
@@ -16,10 +17,15 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from agentgym_env.entry_points import load_named
-from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
+from agentgym_train.config.checks import Positive, ShareAboveZero, check_fields, check_keys
 
-SCHEDULES: Final = ("fixed", "stepwise", "linear", "adaptive")
-"""Names of the built-in schedules."""
+Turns = int | str | list[int] | dict[str, Any]
+"""Maximum turns per episode, as in a config: a number, one per stage, or a mapping with `type`,
+`turns` and the further fields of a schedule."""
+
+EVERY: Final = 100
+"""Steps per stage, unless a config says otherwise."""
 
 _RISE: Final = 0.01
 """Minimum increase of the mean success that counts as an improvement."""
@@ -69,10 +75,11 @@ class Horizon(Protocol):
 class Fixed(Horizon):
     """The same horizon at every step."""
 
-    turns: int
+    turns: Positive
+    """Maximum turns per episode."""
 
     def __post_init__(self) -> None:
-        _check((self.turns,), every=1)
+        check_fields(self)
 
     def __call__(self, step: int) -> int:
         """Maximum turns at `step`."""
@@ -83,42 +90,48 @@ class Fixed(Horizon):
 class ScalingInterStepwise(Horizon):
     """ScalingInter-RL (arXiv:2509.08755): stage i lasts `every` optimizer steps, then the next.
 
-    `h(t) = rounds[min(t // every, last)]`. Deviation: the reference implementation counts steps
+    `h(t) = turns[min(t // every, last)]`. Deviation: the reference implementation counts steps
     from 1, so its first stage is one step shorter; here steps are counted from 0.
     """
 
-    rounds: tuple[int, ...]
-    every: int
+    turns: tuple[Positive, ...]
+    """Maximum turns per episode, one number for each stage."""
+    every: Positive
+    """Optimizer steps per stage."""
 
     def __post_init__(self) -> None:
-        _check(self.rounds, self.every)
+        check_fields(self)
+        _check_stages(self.turns)
 
     def __call__(self, step: int) -> int:
         """Maximum turns at `step`."""
-        return self.rounds[min(step // self.every, len(self.rounds) - 1)]
+        return self.turns[min(step // self.every, len(self.turns) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Linear(Horizon):
     """Linear interpolation from each number to the next over `every` optimizer steps.
 
-    `h(t) = a + floor((b - a) * (t mod every) / every)` with `a = rounds[t // every]` and `b` the
+    `h(t) = a + floor((b - a) * (t mod every) / every)` with `a = turns[t // every]` and `b` the
     next number. After the last interval the horizon is the last number.
     """
 
-    rounds: tuple[int, ...]
-    every: int
+    turns: tuple[Positive, ...]
+    """Maximum turns per episode, one number for each stage."""
+    every: Positive
+    """Optimizer steps per stage."""
 
     def __post_init__(self) -> None:
-        _check(self.rounds, self.every)
-        _check_several("a linear", self.rounds)
+        check_fields(self)
+        _check_stages(self.turns)
+        _check_several("a linear", self.turns)
 
     def __call__(self, step: int) -> int:
         """Maximum turns at `step`."""
         leg, within = divmod(step, self.every)
-        if leg >= len(self.rounds) - 1:
-            return self.rounds[-1]
-        begin, end = self.rounds[leg : leg + 2]
+        if leg >= len(self.turns) - 1:
+            return self.turns[-1]
+        begin, end = self.turns[leg : leg + 2]
         return begin + (end - begin) * within // self.every
 
 
@@ -132,46 +145,45 @@ class Adaptive(Horizon):
     same successes give the same horizons.
     """
 
-    rounds: tuple[int, ...]
-    every: int = 1
-    threshold: float = 0.8
-    patience: int = 50
-    window: int = 10
-    growths: list[Growth] = field(default_factory=list)
-    _steps: int = 0
+    turns: tuple[Positive, ...]
+    """Maximum turns per episode, one number for each stage."""
+    every: Positive = 1
+    """Minimum of optimizer steps per stage."""
+    threshold: ShareAboveZero = 0.8
+    """Grow when the mean success reaches this value."""
+    patience: Positive = 50
+    """Also grow when the mean success has not risen for this many steps."""
+    window: Positive = 10
+    """Number of steps over which the mean success is taken."""
+    growths: list[Growth] = field(init=False, default_factory=list)
+    _steps: int = field(init=False, default=0)
     """Steps observed at the current horizon."""
-    _best: float = -1.0
+    _best: float = field(init=False, default=-1.0)
     """Highest mean of a full window at the current horizon."""
-    _since_best: int = 0
+    _since_best: int = field(init=False, default=0)
     """Steps since then."""
     _recent: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        _check(self.rounds, self.every)
-        _check_several("an adaptive", self.rounds)
-        if not 0 < self.threshold <= 1:
-            raise ConfigError(
-                f"horizon_threshold must be above 0 and at most 1, got {self.threshold}"
-            )
-        for name, value in (("patience", self.patience), ("window", self.window)):
-            if value < 1:
-                raise ConfigError(f"horizon_{name} must be at least 1 optimizer step, got {value}")
+        check_fields(self)
+        _check_stages(self.turns)
+        _check_several("an adaptive", self.turns)
         self._recent = deque(maxlen=self.window)
 
     def __call__(self, step: int) -> int:
         """Current maximum turns; `step` is ignored."""
-        return self.rounds[len(self.growths)]
+        return self.turns[len(self.growths)]
 
     def observe(self, step: int, success: float) -> str | None:
         """Record a step's mean success, NaN if all its episodes were lost."""
-        if isnan(success) or len(self.growths) == len(self.rounds) - 1:
+        if isnan(success) or len(self.growths) == len(self.turns) - 1:
             return None
         self._steps += 1
         self._recent.append(success)
         reason = self._reason()
         if reason is None:
             return None
-        turns = self.rounds[len(self.growths) + 1]
+        turns = self.turns[len(self.growths) + 1]
         self.growths.append(Growth(step, turns, reason))
         self._recent.clear()
         self._steps, self._best, self._since_best = 0, -1.0, 0
@@ -198,7 +210,7 @@ class Adaptive(Horizon):
     def state_dict(self) -> dict[str, Any]:
         """The increases so far, and the statistics of the current stage."""
         return {
-            "rounds": list(self.rounds),
+            "rounds": list(self.turns),
             "growths": [asdict(growth) for growth in self.growths],
             "steps": self._steps,
             "best": self._best,
@@ -208,10 +220,10 @@ class Adaptive(Horizon):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; raises `ConfigError` if it is from another schedule."""
-        if state.get("rounds") != list(self.rounds):
+        if state.get("rounds") != list(self.turns):
             raise ConfigError(
                 f"the checkpoint's horizon has the stages {state.get('rounds')}, the config has "
-                f"{list(self.rounds)}; resume with the run's own config"
+                f"{list(self.turns)}; resume with the run's own config"
             )
         self.growths = msgspec.convert(state["growths"], list[Growth])
         self._steps, self._best = state["steps"], state["best"]
@@ -219,37 +231,68 @@ class Adaptive(Horizon):
         self._recent = deque(state["recent"], maxlen=self.window)
 
 
-def make_horizon(
-    rounds: Sequence[int],
-    every: int,
-    schedule: str | None = None,
-    *,
-    threshold: float = 0.8,
-    patience: int = 50,
-    window: int = 10,
-) -> Horizon:
-    """Make a schedule by name; None is `fixed` for one number and `stepwise` for several.
+SCHEDULES: Final[Mapping[str, Any]] = {
+    "fixed": Fixed,
+    "stepwise": ScalingInterStepwise,
+    "linear": Linear,
+    "adaptive": Adaptive,
+}
+"""The built-in schedules, by the `type` of a config's `horizon`."""
 
-    `package.module:Class` is called as `Class(rounds, every)`.
+
+def make_horizon(setting: Turns) -> Horizon:
+    """The schedule that a config's `horizon` describes; raises `ConfigError` for an invalid one.
+
+    The type `package.module:Class` is called as `Class(turns, **fields)`: with the list of turns,
+    and the mapping's further fields by name.
     """
-    stages = tuple(rounds)
-    if schedule is not None and ":" in schedule:
-        return as_horizon(_imported(schedule)(stages, every))
-    if schedule not in (None, *SCHEDULES):
+    found = normal_horizon(setting)
+    if isinstance(found, list):
+        found = {"type": "fixed" if len(found) == 1 else "stepwise", "turns": found}
+    kind, values = found["type"], {k: v for k, v in found.items() if k != "type"}
+    if kind not in SCHEDULES:
+        return as_horizon(_called(kind, values))
+    names = [f.name for f in fields(SCHEDULES[kind]) if f.init]
+    check_keys(f" in horizon of type {kind}", values, names)
+    if kind != "fixed":
+        values = {"every": EVERY, **values}
+    elif len(values["turns"]) == 1:
+        values["turns"] = values["turns"][0]
+    else:
+        raise ConfigError(f"a fixed horizon must be one number, got {values['turns']}")
+    try:
+        schedule: Horizon = SCHEDULES[kind](**values)
+    except ConfigError as error:
+        is_named = re.match(rf"({'|'.join(names)})\b", str(error))
+        raise ConfigError(f"horizon{'.' if is_named else ': '}{error}") from error
+    return schedule
+
+
+def normal_horizon(setting: Turns) -> list[int] | dict[str, Any]:
+    """A config's `horizon` in its shortest form: the turns of each stage, or a mapping."""
+    if isinstance(setting, str):
         raise ConfigError(
-            f"unknown horizon_schedule {schedule!r}; choose from {', '.join(SCHEDULES)}, or write "
-            "package.module:Class"
+            f"horizon has turns; write `horizon: {{type: {setting}, turns: [5, 10]}}`, with yours"
         )
-    match schedule or ("fixed" if len(stages) == 1 else "stepwise"):
-        case "fixed":
-            if len(stages) != 1:
-                raise ConfigError(f"a fixed horizon must be one number, got {list(stages)}")
-            return Fixed(stages[0])
-        case "linear":
-            return Linear(stages, every)
-        case "adaptive":
-            return Adaptive(stages, every, threshold, patience, window)
-    return ScalingInterStepwise(stages, every)
+    if not isinstance(setting, Mapping):
+        return [setting] if isinstance(setting, int) else list(setting)
+    turns = setting.get("turns", [])
+    turns = [turns] if isinstance(turns, int) else turns
+    if not isinstance(turns, list | tuple) or not all(type(each) is int for each in turns):
+        raise ConfigError(f"horizon.turns must be a number, or a list of them, got {turns!r:.80}")
+    if not isinstance(setting.get("type", ""), str):
+        raise ConfigError(f"horizon.type must be text, got {setting['type']!r:.80}")
+    default = "fixed" if len(turns) == 1 else "stepwise"
+    found = {"type": default, **setting, "turns": list(turns)}
+    rest = {key: value for key, value in found.items() if key not in ("type", "turns")}
+    is_short = found["type"] == default and rest in ({}, {"every": EVERY})
+    return list(turns) if is_short else found
+
+
+def stages_of(setting: Turns) -> list[int]:
+    """The turns of each stage of a config's `horizon`; 0 stands for none."""
+    found = normal_horizon(setting) if setting else []
+    return list(found["turns"]) if isinstance(found, dict) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,30 +314,49 @@ def as_horizon(schedule: Callable[[int], int]) -> Horizon:
     return schedule if isinstance(schedule, Horizon) else FromFunction(schedule)
 
 
-def _imported(name: str) -> Callable[..., Callable[[int], int]]:
+def _called(name: Any, values: Mapping[str, Any]) -> Callable[[int], int]:
+    """A schedule of the user's; its class or function may fail in any way."""
+    if not isinstance(name, str) or ":" not in name:
+        raise ConfigError(
+            f"horizon has no type {name!r:.80}; choose from {', '.join(SCHEDULES)}, or write "
+            "package.module:Class"
+        )
     try:
-        made: Callable[..., Callable[[int], int]] = load_named(name)
+        make = load_named(name)
     except (BadRequest, ImportError) as error:
         raise ConfigError(f"cannot import the horizon schedule {name!r}: {error}") from error
-    if not callable(made):
+    if not callable(make):
         raise ConfigError(
-            f"the horizon schedule {name!r} is a {type(made).__name__}; name a class or a function"
+            f"the horizon schedule {name!r} is a {type(make).__name__}; name a class or a function"
         )
-    return made
-
-
-def _check(rounds: tuple[int, ...], every: int) -> None:
-    if not rounds or not all(isinstance(turns, int) and turns >= 1 for turns in rounds):
-        raise ConfigError(f"a horizon must be at least 1 turn, got {list(rounds)}")
-    if any(later <= earlier for earlier, later in pairwise(rounds)):
-        raise ConfigError(f"a horizon must increase from stage to stage, got {list(rounds)}")
-    if every < 1:
-        raise ConfigError(f"horizon_every must be at least 1 optimizer step, got {every}")
-
-
-def _check_several(name: str, rounds: tuple[int, ...]) -> None:
-    if len(rounds) < 2:
+    rest = {key: value for key, value in values.items() if key != "turns"}
+    try:
+        schedule: Callable[[int], int] = make(values["turns"], **rest)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        # The user's code may fail in any way.
+        called = ", ".join(["turns", *(f"{key}=..." for key in rest)])
         raise ConfigError(
-            f"{name} horizon needs at least two numbers, got {list(rounds)}; write the first and "
+            f"the horizon schedule {name} is called with {called}: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(schedule):
+        raise ConfigError(f"the horizon schedule {name} makes {schedule!r:.80}, no function")
+    return schedule
+
+
+def _check_stages(turns: Sequence[int]) -> None:
+    if not turns:
+        raise ConfigError(
+            "turns has no number; write `horizon: {turns: 10}`, or one number for each stage"
+        )
+    if any(later <= earlier for earlier, later in pairwise(turns)):
+        raise ConfigError(f"a horizon must increase from stage to stage, got {list(turns)}")
+
+
+def _check_several(name: str, turns: Sequence[int]) -> None:
+    if len(turns) < 2:
+        raise ConfigError(
+            f"{name} horizon needs at least two numbers, got {list(turns)}; write the first and "
             "the last, such as [5, 30]"
         )

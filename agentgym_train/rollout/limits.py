@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from agentgym_train.config.checks import check_numbers
+from agentgym_train.config.policy import RolloutLimits
 
 logger = logging.getLogger(__name__)
 
@@ -20,23 +19,6 @@ REPORT_AFTER_S: Final = 20.0
 """A call to an environment that takes longer is logged."""
 _NAMED = 3
 """Calls that such a line names."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Limits of concurrency, time and retries. 0 is no limit."""
-
-    engine_concurrency: int = 0
-    """Maximum concurrent generations."""
-    env_concurrency: int = 0
-    """Maximum concurrent calls to environments."""
-    episode_timeout_s: float = 0.0
-    """Maximum duration of an episode with all its retries, not counting the wait for a slot."""
-    retries: int = 2
-    """Maximum retries of an episode whose environment or engine was lost."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 class Deadline:

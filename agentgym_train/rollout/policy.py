@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.errors import AgentGymError, ConfigError
+from agentgym_env.entry_points import load_named
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_env.wire import EnvCard
+from agentgym_train.config.checks import type_of
 from agentgym_train.config.engines import (
     ColocateSettings,
     EngineSettings,
     HFSettings,
+    OwnEngine,
     ServerSettings,
 )
 from agentgym_train.config.policy import PolicyConfig
@@ -29,12 +32,13 @@ from agentgym_train.rollout.model_actors import model_actor
 if TYPE_CHECKING:
     from agentgym_train.rollout.black_box import BlackBox, BlackBoxConnection
 
-_ENGINES: Final[Mapping[type[EngineSettings], str]] = {
+_ENGINES: Final[Mapping[type, str]] = {
     HFSettings: "agentgym_train.engines.hf.engine",
     ColocateSettings: "agentgym_train.engines.vllm.colocate",
     ServerSettings: "agentgym_train.engines.vllm.server",
 }
 """Settings -> the module with `make_engine(settings, model, ...)`, which is loaded when needed."""
+_METHODS: Final = ("generate", "update_weights", "forget", "sleep", "close", "is_exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,12 @@ class Policy:
 
         `temperature` overrides the config's, and `name` the model's in what they record.
         """
-        config = self.config if name is None else replace(self.config, model=name)
+        # Of a run's config only the policy's: the run's own checks do not apply to an evaluation.
+        config = PolicyConfig(
+            **{f.name: getattr(self.config, f.name) for f in fields(PolicyConfig)}
+        )
+        if name is not None:
+            config = replace(config, model=name)
         if temperature is not None:
             config = replace(config, temperature=temperature)
         if self.black_box is not None:
@@ -97,10 +106,10 @@ def make_policy(
     tools: Sequence[ToolSpec] = (),
     engine: EngineSettings | None = None,
 ) -> Policy:
-    """Load a model from a folder or the hub and create its engine; default: transformers.
+    """Load a model from a folder or the hub and create its engine.
 
     `env_instruction` is the environment's instruction, which the config may override, and `tools`
-    are its tools, for the action format `tools`.
+    are its tools, for the action format `tools`. `engine` are settings instead of the config's.
     """
     model, tokenizer = load_policy(config.model, config.dtype)
     return policy_of(
@@ -119,25 +128,48 @@ def policy_of(
 ) -> Policy:
     """A policy from a loaded model, with a new engine; its `max_tokens` fits the model."""
     config = within(config, positions_of(model.config))
-    prompt = config.system_prompt(env_instruction)
     made = make_engine(
-        engine or HFSettings(),
+        engine or config.engine_settings(),
         model,
-        pad_id=tokenizer.pad_token_id,
+        tokenizer,
         max_tokens=config.max_tokens,
         dtype=config.compute_dtype,
     )
     ends = end_ids(model.generation_config)
+    return assembled(config, model, tokenizer, made, ends, env_instruction, tools)
+
+
+def assembled(
+    config: PolicyConfig,
+    model: Any,
+    tokenizer: Any,
+    engine: GenerationEngine,
+    end_ids: Collection[int],
+    env_instruction: str,
+    tools: Sequence[ToolSpec],
+) -> Policy:
+    """A policy from its parts, with its chat and its black-box agent, if it has one.
+
+    `end_ids` are the model's own end tokens.
+    """
+    prompt = config.system_prompt(env_instruction)
     return Policy(
         config=config,
         model=model,
         tokenizer=tokenizer,
-        chat=chat_of(config, tokenizer, prompt, tools, ends),
-        engine=made,
+        chat=chat_of(config, tokenizer, prompt, tools, end_ids),
+        engine=engine,
         instruction=prompt,
         tools=tools,
-        black_box=connected(made, tokenizer, config, ends),
+        black_box=connected(engine, tokenizer, config, end_ids),
     )
+
+
+async def give_weights(policy: Policy) -> None:
+    """Give the model's weights to an engine that has a copy of its own."""
+    is_own = type_of(policy.config.engine) == "hf"  # which samples from the model itself
+    if policy.model is not None and not is_own:
+        await policy.engine.update_weights(policy.model, 0)
 
 
 def connected(
@@ -147,7 +179,7 @@ def connected(
 
     `end_ids` are the model's own end tokens. Raises `ConfigError` if it cannot be started.
     """
-    agent: BlackBox | None = black_box(config.agent, config.gateway)
+    agent: BlackBox | None = black_box(config.agent)
     if agent is None:
         return None
     try:
@@ -157,15 +189,15 @@ def connected(
     except Exception as error:
         # Code of another package may fail in any way.
         raise ConfigError(
-            f"the agent {config.agent} cannot be started: {type(error).__name__}: {error}"
+            f"the agent {type_of(config.agent)} cannot be started: {type(error).__name__}: {error}"
         ) from error
 
 
 def make_engine(
     settings: EngineSettings,
     model: Any,
+    tokenizer: Any,
     *,
-    pad_id: int,
     max_tokens: int,
     dtype: str | None = None,
 ) -> GenerationEngine:
@@ -174,8 +206,37 @@ def make_engine(
     `dtype` is the compute data type of the hf engine. Raises `MissingExtra` if vLLM is requested
     but not installed. A collective: every process must call it.
     """
+    if isinstance(settings, OwnEngine):
+        return _own_engine(settings, model, tokenizer, max_tokens)
     make = import_module(_ENGINES[type(settings)]).make_engine
     engine: GenerationEngine = make(
-        settings, model, pad_id=pad_id, max_tokens=max_tokens, dtype=dtype
+        settings, model, pad_id=tokenizer.pad_token_id, max_tokens=max_tokens, dtype=dtype
     )
+    return engine
+
+
+def _own_engine(
+    settings: OwnEngine, model: Any, tokenizer: Any, max_tokens: int
+) -> GenerationEngine:
+    """The user's engine, whose code may fail in any way."""
+    try:
+        kind = load_named(settings.name)
+    except (BadRequest, ImportError) as error:
+        raise ConfigError(f"cannot import the engine {settings.name!r}: {error}") from error
+    try:
+        engine: GenerationEngine = kind(model, tokenizer, max_tokens=max_tokens, **settings.fields)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the engine {settings.name} cannot be made: {type(error).__name__}: {error}. It is "
+            "called as Class(model, tokenizer, max_tokens=N, **fields)"
+        ) from error
+    missing = [name for name in _METHODS if not hasattr(engine, name)]
+    if missing:
+        raise ConfigError(
+            f"the engine {settings.name} has no {' and no '.join(missing)}; write `class "
+            f"{settings.name.rpartition(':')[2]}(GenerationEngine)` with `from "
+            "agentgym_train.engines.base import GenerationEngine`"
+        )
     return engine

@@ -21,6 +21,7 @@ from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.models.folders import check_folder, folder_digest
@@ -108,15 +109,15 @@ def label_of(text: str) -> str:
     return text if labelled is None or Path(text).is_dir() else labelled[1].strip()
 
 
-def check_agent(agent: str, names: Iterable[PolicyName]) -> None:
+def check_agent(agent: Typed, names: Iterable[PolicyName]) -> None:
     """Raise `ConfigError` for an agent that no policy has, since none of them is a model."""
     if agent != PolicyConfig().agent and all(name.kind in ("expert", "random") for name in names):
         raise ConfigError(
-            f"agent {agent!r} would change nothing: the policies expert and random are no models "
-            "and play by themselves; leave it out, or name another policy"
+            f"agent {type_of(agent)!r} would change nothing: the policies expert and random are "
+            "no models and play by themselves; leave it out, or name another policy"
         )
 
 
 def _is_address(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    address = urlsplit(url)
+    return address.scheme in ("http", "https") and bool(address.hostname)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentgym_env.tools import ToolSpec
-from agentgym_train.config.engines import HFSettings
+from agentgym_train.config.engines import HFSettings, OwnEngine
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.episode import EpisodeActorFactory
@@ -30,8 +30,6 @@ class PolicySpec:
     api_key: str | None = field(default=None, repr=False)
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer of a vLLM server; default: the model that it loaded."""
-    cuda_graphs: bool = False
-    """See `HFSettings`; for the models that this process loads."""
     concurrency: int = 16
     """Maximum concurrent requests to an endpoint."""
     requests_per_minute: float = 0.0
@@ -96,18 +94,23 @@ class PolicySpec:
         import torch
 
         from agentgym_train.models.loading import quiet_libraries
-        from agentgym_train.rollout.policy import make_policy
+        from agentgym_train.rollout.policy import give_weights, make_policy
 
         quiet_libraries()
+        engine = self.config.engine_settings()
+        if isinstance(engine, HFSettings) and engine.settle_ties is None:
+            engine = replace(engine, settle_ties=True)
         policy = make_policy(
             replace(self.config, model=self.name.model),
             env_instruction=instruction,
             tools=tools,
-            engine=HFSettings(settle_ties=True, cuda_graphs=self.cuda_graphs),
+            engine=engine,
         )
-        if torch.cuda.is_available():
+        # vLLM places its own copy.
+        if isinstance(engine, HFSettings | OwnEngine) and torch.cuda.is_available():
             policy.model.to("cuda")
         try:
+            run(give_weights(policy))
             yield policy.actors()
         finally:
             run(policy.close())

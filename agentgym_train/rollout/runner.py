@@ -19,9 +19,10 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
+from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.event_loop import LoopRunner
 from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import OnEpisode, Rollouts
 from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn
 from agentgym_train.rollout.wrapping import Wrapping

@@ -12,8 +12,7 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.vllm.served import served_engine, served_model
 from agentgym_train.models.loading import served_end_ids
 from agentgym_train.models.positions import within
-from agentgym_train.rollout.chat import chat_of
-from agentgym_train.rollout.policy import Policy, connected
+from agentgym_train.rollout.policy import Policy, assembled
 from agentgym_train.rollout.policy_name import PolicyName
 
 
@@ -39,17 +38,7 @@ def served_policy(
         name.url, loaded, max_tokens=config.max_tokens, model=served.name, api_key=api_key
     )
     config = replace(config, model=f"vllm:{served.name}")
-    prompt = config.system_prompt(env_instruction)
-    return Policy(
-        config=config,
-        model=None,
-        tokenizer=loaded,
-        chat=chat_of(config, loaded, prompt, tools, ends),
-        engine=engine,
-        instruction=prompt,
-        tools=tools,
-        black_box=connected(engine, loaded, config, ends),
-    )
+    return assembled(config, None, loaded, engine, ends, env_instruction, tools)
 
 
 def _tokenizer(source: str, name: PolicyName) -> Any:

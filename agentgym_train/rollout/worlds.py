@@ -10,7 +10,7 @@ from agentgym_env.server_token import token_of_file
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.event_loop import LoopRunner
-from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.runner import RolloutRunner
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ def open_worlds(config: RunConfig, processes: int = 1) -> Worlds:
     Raises an error if an environment, its server or a split is not available. In RL all
     environments are played at once, and share `concurrency`.
     """
-    limits = ConcurrencyLimits(limits_of(config))
+    limits = ConcurrencyLimits(config.limits)
     at_once = len(config.worlds) if isinstance(config, RLConfig) else 1
     runners: list[RolloutRunner] = []
     with ExitStack() as stack:
@@ -80,18 +80,8 @@ def open_worlds(config: RunConfig, processes: int = 1) -> Worlds:
                 wrappers=world.wrappers or (),
             )
             stack.enter_context(runner)
-            for split in (world.split, world.eval_split) if world.stages else (world.eval_split,):
+            for split in (world.split, world.eval.split) if world.stages else (world.eval.split,):
                 runner.tasks.split(split)
             runners.append(runner)
         stack.pop_all()
     return Worlds(runners, loop)
-
-
-def limits_of(config: RunConfig) -> RolloutLimits:
-    """Limits of the episodes of one process."""
-    return RolloutLimits(
-        engine_concurrency=config.engine_concurrency,
-        env_concurrency=config.env_concurrency,
-        episode_timeout_s=config.episode_timeout_s,
-        retries=config.retries,
-    )

@@ -31,6 +31,7 @@ from rich.console import Console
 from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
@@ -38,7 +39,6 @@ from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, file_name
 from agentgym_train.data.collect import missing, play, starts_of
 from agentgym_train.data.collection import (
-    CollectConfig,
     FilteredEpisodes,
     collected,
     filter_episodes,
@@ -293,7 +293,7 @@ class _Run:
     def _policy(self, model: str) -> Iterator[Policy]:
         """A policy from disk with its engine; both are released at the end."""
         config = replace(self.config, model=model)
-        policy = make_policy(config, engine=config.engine_settings())
+        policy = make_policy(config)
         policy.model.to(PartialState().device)
         try:
             yield policy
@@ -400,11 +400,11 @@ class _Run:
 
     def _evaluate_base(self) -> None:
         """Evaluate the policy before it learns anything."""
-        if self.config.eval_before:
+        if self.config.eval.before:
             self._reports(self.config.model, self.store, "eval_before", 0)
 
     def _evaluate(self, store: RunStore, iteration: int) -> Reports:
-        if not self.config.eval_after:
+        if not self.config.eval.after:
             return {}
         return self._reports(str(store.path / "model"), store, "eval", iteration)
 

@@ -8,7 +8,7 @@ import html
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -27,22 +27,24 @@ from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.algorithms import ALGORITHMS, Algorithm
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig
-from agentgym_train.config.read import with_world_limit
+from agentgym_train.config.read import stored_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
-from agentgym_train.config.worlds import read_worlds
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_tokenizer, quiet_libraries
 from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import (
+    SCHEDULES,
     Adaptive,
     Fixed,
     Horizon,
     Linear,
     ScalingInterStepwise,
+    Turns,
     as_horizon,
+    make_horizon,
 )
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.place import place
@@ -97,7 +99,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
     ```python
     from agentgym_train import AgentTrainer, RLConfig
 
-    args = RLConfig(output_dir="runs/craft", horizon=[5, 10], horizon_every=50, steps=100)
+    args = RLConfig(output_dir="runs/craft", horizon=[5, 10], steps=200)
     with AgentTrainer("Qwen/Qwen2.5-0.5B-Instruct", "agentgym/TextCraft-v0", args) as trainer:
         trainer.train()
         print(trainer.evaluate())
@@ -128,7 +130,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         folder. `env` is an id, `module:Class` or an importable class. `algorithm`, `horizon` (a
         schedule or a function of the step) and `agent` (a class, called with the action format for
         each episode) are for RL, and override `args`. Evaluation uses the horizon of the last step,
-        for which a copy of the schedule is called, unless `args.eval_horizon` is set. Raises
+        for which a copy of the schedule is called, unless `args.eval.horizon` is set. Raises
         `ConfigError` for a setting that is invalid, missing or given twice.
         """
         args = RLConfig() if args is None else args
@@ -234,13 +236,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
     def _check_resumed(self, store: RunStore) -> None:
         """Raise `ConfigError` if the run was started with other settings."""
         metadata, (rows, _) = store.read_json("run.json") or {}, store.metrics()
-        old = {
-            **with_world_limit(metadata.get("config", {})),
-            "objects": metadata.get("objects", []),
-        }
-        if "envs" in old:  # an entry of an earlier version lacks keys
-            worlds = read_worlds(old["envs"], self.args.method, self.args.trained_keys)
-            old["envs"] = [asdict(world) for world in worlds]
+        before: dict[str, Any] = stored_config(store.path, metadata.get("config", {})).as_dict()
+        old = {**json.loads(json.dumps(before)), "objects": metadata.get("objects", [])}
         has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
         if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
             # Of a schedule of one's own the config has two values; more steps may have another.
@@ -301,15 +298,15 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
         version = 0 if self.trainer is None else self.trainer.state.global_step
         runner.run(self.policy.engine.update_weights(model, version))
-        world = replace(
-            world,
-            eval_split=split or world.eval_split,
-            eval_horizon=horizon or world.eval_horizon,
-            eval_samples=samples or world.eval_samples,
+        own = replace(
+            world.eval,
+            split=split or world.eval.split,
+            horizon=horizon or world.eval.horizon,
+            samples=samples or world.eval.samples,
         )
-        config = self.args
+        world, config = replace(world, eval=own), self.args
         if temperature is not None:
-            config = replace(config, eval_temperature=temperature)
+            config = replace(config, eval=replace(config.eval, temperature=temperature))
         report, _ = evaluate_policy(config, world, runner, self.policy, self._console)
         return report
 
@@ -360,10 +357,10 @@ def _complete(
         given["dtype"] = str(model.dtype).removeprefix("torch.")
     if algorithm is not None:
         names = [name for name, kind in ALGORITHMS.items() if kind is type(algorithm)]
-        given["algorithm"] = names[0] if names else _label(type(algorithm))
-        given["algorithm_args"] = asdict(algorithm) if is_dataclass(algorithm) else {}
+        values: dict[str, Any] = asdict(algorithm) if is_dataclass(algorithm) else {}
+        given["algorithm"] = {"type": names[0] if names else _label(type(algorithm)), **values}
     if horizon is not None and isinstance(args, RLConfig):
-        given |= _horizon_fields(horizon, args.steps)
+        given["horizon"] = _horizon_of(horizon, args.steps)
     config = replace(args, **given)
     config.check_required()
     return config
@@ -374,7 +371,8 @@ def _not_in_config(args: RunConfig, objects: Mapping[str, Any]) -> list[str]:
     left = {name: value for name, value in objects.items() if value is not None}
     if type(left.get("algorithm")) in _BUILT_IN:
         del left["algorithm"]
-    if isinstance(args, RLConfig) and left.get("horizon") == args.make_horizon():
+    own = make_horizon(args.horizon) if isinstance(args, RLConfig) and "horizon" in left else None
+    if own is not None and left["horizon"] == own:
         del left["horizon"]
     return [
         f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
@@ -382,27 +380,24 @@ def _not_in_config(args: RunConfig, objects: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _horizon_fields(horizon: Horizon | Callable[[int], int], steps: int) -> dict[str, Any]:
-    """The config's fields for a schedule: all of a built-in one, else its first and last value."""
+def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
+    """The config's value for a schedule: all of a built-in one, else its first and last turns."""
     match horizon:
-        case Fixed(turns=turns):
-            return {"horizon": [turns], "horizon_schedule": "fixed"}
-        case ScalingInterStepwise() | Linear() | Adaptive():
-            names = {ScalingInterStepwise: "stepwise", Linear: "linear", Adaptive: "adaptive"}
-            found = {"horizon": list(horizon.rounds), "horizon_every": horizon.every}
-            if isinstance(horizon, Adaptive):
-                for name in ("threshold", "patience", "window"):
-                    found[f"horizon_{name}"] = getattr(horizon, name)
-            return {**found, "horizon_schedule": names[type(horizon)]}
+        case Fixed() | ScalingInterStepwise() | Linear() | Adaptive():
+            (kind,) = (name for name, made in SCHEDULES.items() if made is type(horizon))
+            own = {f.name: getattr(horizon, f.name) for f in fields(horizon) if f.init}
+            turns = own.pop("turns")
+            own["turns"] = [turns] if isinstance(turns, int) else list(turns)
+            return {"type": kind, **own}
     try:
         # A schedule may have state, and a call may change it.
         asked = copy.deepcopy(as_horizon(horizon))
     except (TypeError, copy.Error) as error:
         raise ConfigError(
             f"the horizon {type(horizon).__qualname__} cannot be copied: {error}; define "
-            "__deepcopy__, or name its class in args.horizon_schedule"
+            "__deepcopy__, or name its class as the type in args.horizon"
         ) from error
-    return {"horizon": sorted({asked(0), asked(steps - 1)}), "horizon_schedule": None}
+    return sorted({asked(0), asked(steps - 1)})
 
 
 def _method_of(config: RunConfig) -> Method:

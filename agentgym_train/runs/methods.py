@@ -12,6 +12,7 @@ from rich.progress import Progress
 from transformers import TrainerCallback
 
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.config.checks import type_of
 from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
@@ -101,7 +102,7 @@ def _warn_of_shown_tasks(
     """Report tasks of the evaluations that are learned from."""
     for world, runner in zip(config.worlds, worlds, strict=True):
         for message in warnings_of_shown_tasks(
-            runner.tasks, world.eval_split, runner.env_id, episodes
+            runner.tasks, world.eval.split, runner.env_id, episodes
         ):
             notify(message)
 
@@ -148,7 +149,7 @@ _RL: Final = Method(
     summary=summary,
     plot=lambda config, store: plot(
         store,
-        f"{', '.join(world.env for world in config.worlds)}, {config.algorithm}, "
+        f"{', '.join(world.env for world in config.worlds)}, {type_of(config.algorithm)}, "
         f"seed {config.seed}",
     ),
     next_commands=next_commands,

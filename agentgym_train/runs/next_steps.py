@@ -16,12 +16,12 @@ from agentgym_env.registry import plain_name
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.files import user_path
 from agentgym_train.config.learn import DPOConfig, SFTConfig
-from agentgym_train.config.policy import SETTINGS_OF_A_RUN, PolicyConfig
+from agentgym_train.config.policy import HORIZON, SETTINGS_OF_A_RUN, PolicyConfig
 from agentgym_train.config.read import DEFAULT
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.worlds import World, file_name
+from agentgym_train.config.worlds import World, WorldEvalSettings, file_name
 from agentgym_train.training.checkpoints import last_checkpoint
 
 WEAK = 0.05
@@ -41,17 +41,17 @@ def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
         *([(f"agentgym view {run}", _NOTHING_TO_LEARN)] if is_hopeless else []),
         *(
             (
-                eval_command(config, w, run, w.split if config.eval_after else w.eval_split),
+                eval_command(config, w, run, w.split if config.eval.after else w.eval.split),
                 "evaluate the trained policy"
-                + " on another split" * config.eval_after
+                + " on another split" * config.eval.after
                 + ", with the wrappers of the training" * bool(w.wrappers),
             )
             for w in config.worlds
         ),
         *(
             (
-                f"agentgym eval --env {w.env} --policy expert --split {w.eval_split} "
-                f"--horizon {w.eval_horizon}",
+                f"agentgym eval --env {w.env} --policy expert --split {w.eval.split} "
+                f"--horizon {w.eval.horizon}",
                 "evaluate the oracle",
             )
             for w in config.worlds
@@ -64,7 +64,8 @@ def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> li
     """(command, purpose) of the suggested commands after SFT or DPO."""
     run, worlds = store.path, config.worlds
     if not worlds:  # of the command the user completes the environment
-        worlds = [World(env="ENV", eval_split=config.eval_split, eval_horizon=config.eval_horizon)]
+        own = WorldEvalSettings(split=config.eval.split, horizon=config.eval.horizon or HORIZON)
+        worlds = [World(env="ENV", eval=own)]
     results = store.read_json("summary.json") or {}
     success = results.get("success_after")
     if success is not None and success < WEAK:
@@ -75,7 +76,7 @@ def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> li
     entries = ", ".join(f"{{env: {w.env}}}" for w in worlds)
     setting = f"envs: [{entries}]" if several else f"env: {worlds[0].env}"
     return [
-        *((eval_command(config, w, run, w.eval_split), "evaluate the policy") for w in worlds),
+        *((eval_command(config, w, run, w.eval.split), "evaluate the policy") for w in worlds),
         *(
             (
                 f"agentgym collect --env {w.env} --policy {run}/model "
@@ -102,7 +103,8 @@ def policy_options(config: RunConfig, run: Path) -> str:
     if any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_OF_A_RUN):
         words += ["--settings-of", shlex.quote(str(run))]
     if not is_known("agent", config.agent):
-        words += ["--agent", shlex.quote(config.agent)]
+        agent = config.agent if isinstance(config.agent, str) else json.dumps(config.agent)
+        words += ["--agent", shlex.quote(agent)]
     for wrapper in config.wrappers:
         words += [
             "--wrapper",
@@ -115,7 +117,7 @@ def eval_command(config: RunConfig, world: World, run: Path, split: str) -> str:
     """The command that evaluates the policy of a run in one of its environments."""
     return (
         f"agentgym eval --env {world.env} --policy {run}/model --split {split} "
-        f"--horizon {world.eval_horizon}{policy_options(_in_world(config, world), run)}"
+        f"--horizon {world.eval.horizon}{policy_options(_in_world(config, world), run)}"
     )
 
 

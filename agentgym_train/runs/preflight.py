@@ -90,7 +90,7 @@ def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) 
         worlds = stack.enter_context(open_worlds(config, processes))
         for world, runner in zip(config.worlds, worlds, strict=True):
             if world.split:
-                warn_of_trained_tasks(runner, world.split, world.eval_split)
+                warn_of_trained_tasks(runner, world.split, world.eval.split)
         stack.pop_all()
     return worlds
 
@@ -101,7 +101,7 @@ def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split:
     trained = set(tasks.split(split)).intersection(tasks.split(eval_split))
     if trained and place().is_first:
         logger.warning(
-            "%s: %d of the %d tasks of eval_split %r are also in split %r, which is trained on; "
+            "%s: %d of the %d tasks of eval.split %r are also in split %r, which is trained on; "
             "success on them does not show success on new tasks",
             rollout_runner.env_id, len(trained), len(tasks.split(eval_split)), eval_split, split,
         )  # fmt: skip

@@ -191,11 +191,10 @@ def load_policy_for(
     """
     card = next((runner.card for runner in worlds), None)
     own, tools = (card.instruction, card.tools) if card is not None else ("", ())
-    engine = config.engine_settings()
     if loaded is None:
-        policy = make_policy(config, env_instruction=own, tools=tools, engine=engine)
+        policy = make_policy(config, env_instruction=own, tools=tools)
     else:
-        policy = policy_of(config, *loaded, env_instruction=own, tools=tools, engine=engine)
+        policy = policy_of(config, *loaded, env_instruction=own, tools=tools)
     place_model(
         policy.model, config, device, keep_attention=loaded is not None and config.attention is None
     )
@@ -213,7 +212,7 @@ def place_model(
     if not keep_attention:
         use_attention(model, config.attention, computes_in)
     set_tiles(compiled=False)
-    if config.compile:
+    if config.compiles:
         compile_layers(model)
 
 
@@ -234,11 +233,11 @@ def evaluate_policy(
     own = policy.in_environment(rollout_runner.card, world.instruction)
     found = evaluate(
         rollout_runner,
-        own.actors(config.eval_temperature, name),
-        split=world.eval_split,
-        horizon=world.eval_horizon,
-        samples=world.eval_samples,
-        per_category=world.eval_per_category or None,
+        own.actors(config.eval.temperature, name),
+        split=world.eval.split,
+        horizon=world.eval.horizon,
+        samples=world.eval.samples,
+        per_category=world.eval.per_category or None,
         instruction=own.instruction,
         console=console,
         label=label,
@@ -358,7 +357,7 @@ class Run:
         """The evaluation before or after training, by environment."""
         config = self.config
         after = trained_steps is not None
-        if not (config.eval_after if after else config.eval_before):
+        if not (config.eval.after if after else config.eval.before):
             return {}
 
         def ready() -> Policy:

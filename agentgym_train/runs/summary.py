@@ -13,6 +13,7 @@ from rich.table import Table
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
 from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
@@ -103,7 +104,7 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
         return shared | {
             "seed": config.seed,
             "envs": {
-                world.env: {"eval_split": world.eval_split, "eval_horizon": world.eval_horizon}
+                world.env: {"eval_split": world.eval.split, "eval_horizon": world.eval.horizon}
                 for world in worlds
             },
             "before": {env: report.as_dict() for env, report in before.items()},
@@ -113,8 +114,8 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
     return shared | {
         "seed": config.seed,
         "env": worlds[0].env if worlds else "",
-        "eval_split": worlds[0].eval_split if worlds else config.eval_split,
-        "eval_horizon": worlds[0].eval_horizon if worlds else config.eval_horizon,
+        "eval_split": worlds[0].eval.split if worlds else config.eval.split,
+        "eval_horizon": worlds[0].eval.horizon if worlds else config.eval.horizon or HORIZON,
         "before": first.as_dict() if first else None,
         "after": last.as_dict() if last else None,
     }

@@ -25,12 +25,15 @@ def compile_layers(model: Any) -> None:
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            f"compile: {type(model).__name__} has no layers of transformers' kind; remove compile"
+            f"torch_compile: {type(model).__name__} has no layers of transformers' kind; leave it "
+            "out"
         )
     if next(model.parameters()).device.type == "cpu":
         named = (os.environ.get("CXX"), "g++", "clang++")
         if not any(name and shutil.which(name) for name in named):
-            raise ConfigError("compile: a CPU needs a C++ compiler; install g++, or remove compile")
+            raise ConfigError(
+                "torch_compile: a CPU needs a C++ compiler; install g++, or leave it out"
+            )
         set_tiles(compiled=True)
     for layer in layers:
         layer.compile(dynamic=True)

@@ -229,7 +229,7 @@ class PairCollator:
 
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
-    """TRL's config of a run; `config.trainer_args` overrides it."""
+    """TRL's config of a run; `config.trainer_args` override it."""
     values = {
         **shared_values(config, config.pairs_per_step, steps, checkpoints),
         "beta": config.beta,
@@ -238,7 +238,7 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
         "max_length": None,
         "trust_remote_code": False,
     }
-    return TrlDPOConfig(**{**values, **config.trainer_args})
+    return TrlDPOConfig(**{**values, **config.trl_args})
 
 
 def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:

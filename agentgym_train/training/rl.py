@@ -19,16 +19,14 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm
-from agentgym_train.config.checks import check_arguments
+from agentgym_train.config.checks import check_arguments, type_of
 from agentgym_train.config.episodes import trained_outcomes
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trainer_args import check_needs
@@ -41,7 +39,7 @@ from agentgym_train.models.adapters import (
     lora_config,
 )
 from agentgym_train.models.distributed import GatheredModel, gathered
-from agentgym_train.rollout.horizon import Horizon
+from agentgym_train.rollout.horizon import Horizon, make_horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.training.advantages import StepAdvantages
@@ -64,8 +62,6 @@ from agentgym_train.training.step_metrics import (
 from agentgym_train.training.token_writer import TokenWriter
 from agentgym_train.training.trl_values import shared_values
 from agentgym_train.training.update import PackedUpdate, ragged_gather
-
-_REFERENCE = "reference.safetensors"
 
 
 class RLTrainer(FiniteSteps, PackedUpdate):
@@ -99,12 +95,12 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 world,
                 runner,
                 policy.in_environment(runner.card, world.instruction),
-                config.make_horizon(world.stages) if horizon is None else copy.deepcopy(horizon),
+                make_horizon(world.horizon) if horizon is None else copy.deepcopy(horizon),
             )
             for world, runner in zip(config.worlds, worlds, strict=True)
         ]
         self.env_ids = [world.env for world in self.step_worlds]
-        self.algorithm = algorithm or make_algorithm(config.algorithm, config.algorithm_args)
+        self.algorithm = algorithm or make_algorithm(config.algorithm)
         self.max_tokens_per_microbatch = config.max_tokens_per_microbatch
         self.epochs_per_rollout = config.epochs_per_rollout
         self._gathered_model = GatheredModel()
@@ -151,16 +147,12 @@ class RLTrainer(FiniteSteps, PackedUpdate):
             group_size=config.num_generations,
             trained=self._trained_outcomes,
             dummy_id=self._dummy_row,
-            correction=ImportanceSampling(
-                config.importance_sampling_correction,
-                config.importance_sampling_cap,
-                config.importance_sampling_band,
-            ),
+            correction=ImportanceSampling(*config.correction),
             engine_is_exact=policy.engine.is_exact and not config.samples_stale,
             minibatches=config.minibatches_per_rollout,
             epochs=config.epochs_per_rollout,
             overlong=self.episodes.overlong,
-            env_of=self._env_of if len(self.env_ids) > 1 and config.normalize_per_env else None,
+            env_of=self._env_of if len(self.env_ids) > 1 else None,
         )
         self.token_writer = TokenWriter(
             self.store, config.keep_tokens, config.num_generations, policy.tokenizer
@@ -222,19 +214,13 @@ class RLTrainer(FiniteSteps, PackedUpdate):
 
     def training_step(self, *arguments: Any, **options: Any) -> Tensor:
         """TRL's training step; during the critic's warmup the policy is not updated."""
-        self.entropy_bonus = self.config.entropy_bonus if self._wants_entropy() else 0.0
+        self.entropy_bonus = self.config.entropy_bonus
         self.is_frozen = self.state.global_step < getattr(self.algorithm, "critic_warmup", 0)
         loss: Tensor = super().training_step(*arguments, **options)
         if self.is_frozen:
             # An optimizer skips parameters without a gradient: no weight decay, no momentum.
             self.model.zero_grad(set_to_none=True)
         return loss
-
-    def _wants_entropy(self) -> bool:
-        """Whether the mean entropy of the previous step was below `entropy_floor`."""
-        floor = self.config.entropy_floor
-        known = [row["entropy"] for row in self.state.log_history if "entropy" in row]
-        return floor is None or bool(known and known[-1] < floor)
 
     def check_weights(self) -> None:
         """Raise `NotFinite` if the weights of policy or critic cannot be used. A collective."""
@@ -249,12 +235,6 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         folder = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.step_advantages.critic is not None:
             self.step_advantages.critic.save(folder)
-        if self.config.reset_reference_every:
-            weights = self.accelerator.get_state_dict(self.ref_model)
-            if self.accelerator.is_main_process:
-                folder.mkdir(parents=True, exist_ok=True)
-                plain = {name: value.contiguous().clone() for name, value in weights.items()}
-                save_file(plain, folder / _REFERENCE)
         if self.episodes.contrast is not None and self.accelerator.is_main_process:
             self.episodes.contrast.save(folder)
         if self.config.async_steps:
@@ -265,10 +245,6 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and self.step_advantages.critic is not None:
             self.step_advantages.critic.load(Path(checkpoint))
-        if checkpoint is not None and self.config.reset_reference_every:
-            weights: dict[str, Any] = dict(load_file(Path(checkpoint) / _REFERENCE))
-            model = self.accelerator.unwrap_model(self.ref_model)
-            set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
         if checkpoint is not None and self.episodes.contrast is not None:
             self.episodes.contrast.load(Path(checkpoint))
         if checkpoint is not None and self.config.async_steps:
@@ -286,9 +262,6 @@ class RLTrainer(FiniteSteps, PackedUpdate):
         """Run the step's episodes and build their rows."""
         step = self.state.global_step
         began = time.monotonic()
-        every = self.config.reset_reference_every
-        if every and step and step % every == 0:
-            self._reset_reference()
         played = self.async_rollouts.take(step)
         self.worlds.run(self.policy.engine.update_weights(self.gathered_model(), step))
         if played is None:
@@ -315,17 +288,6 @@ class RLTrainer(FiniteSteps, PackedUpdate):
     def _env_of(self, trajectory: Trajectory) -> int:
         """The number of an episode's environment."""
         return self.env_ids.index(trajectory.env)
-
-    @torch.no_grad()
-    def _reset_reference(self) -> None:
-        """Make the current policy the reference of the KL divergence."""
-        pairs = zip(
-            self.accelerator.unwrap_model(self.ref_model).parameters(),
-            self.accelerator.unwrap_model(self.model).parameters(),
-            strict=True,
-        )
-        for reference, weight in pairs:
-            reference.copy_(weight)
 
     def _hand_over(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """TRL's `rollout_func`: return the episodes of this step."""
@@ -388,7 +350,9 @@ class RLTrainer(FiniteSteps, PackedUpdate):
                 f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
                 f"sampled for step {step + 1} is not finite",
             )
-        check_lost([*everyone, *replaced], step, self.config.max_lost_rate, self._resume_command)
+        check_lost(
+            [*everyone, *replaced], step, self.config.limits.max_lost_rate, self._resume_command
+        )
         for world, found in zip(self.step_worlds, of_envs, strict=True):
             world.horizon.observe(step, found["success"])
         return [max(found) for found in zip(*(share.sizes for share in shares), strict=True)]
@@ -412,7 +376,7 @@ def trajectory_reward(
 
 
 def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPOConfig:
-    """TRL's config for a run; `config.trainer_args` takes precedence."""
+    """TRL's config for a run; `config.trainer_args` take precedence."""
     config.check_processes(PartialState().num_processes)
     values: dict[str, Any] = {
         # `update` splits the batch into micro-batches.
@@ -428,16 +392,16 @@ def grpo_config(config: RLConfig, algorithm: Algorithm, store: RunStore) -> GRPO
         "disable_dropout": True,
         "trust_remote_code": False,
     }
-    return GRPOConfig(**{**values, **config.trainer_args})
+    return GRPOConfig(**{**values, **config.trl_args})
 
 
 def check_rl(config: RLConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
-    algorithm = make_algorithm(config.algorithm, config.algorithm_args)
+    algorithm = make_algorithm(config.algorithm)
     check_needs(config.trainer_args, {"loss_type": algorithm.loss.loss_type})
-    check_arguments("trainer_args", config.trainer_args, GRPOConfig)
+    check_arguments("trainer_args", config.trl_args, GRPOConfig)
     lora_config(config.lora)
     if config.beta:
         check_reference(config.lora, f"beta {config.beta:g}")
     elif algorithm.needs_reference:
-        check_reference(config.lora, f"algorithm {config.algorithm}")
+        check_reference(config.lora, f"algorithm {type_of(config.algorithm)}")

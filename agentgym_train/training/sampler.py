@@ -69,8 +69,8 @@ class Draw:
 class StepSampler:
     """Runs the groups of one process, in all environments at once.
 
-    Tasks and seeds depend only on the run's seed, the step, and with `task_sampling: contrast` on
-    the earlier steps. Groups are informative if their episodes differ in return; the others have
+    Tasks and seeds depend only on the run's seed, the step, and with `sampler: contrast` on the
+    earlier steps. Groups are informative if their episodes differ in return; the others have
     no advantage in most algorithms, and `resampling_ratio` replaces them.
     """
 
@@ -85,7 +85,8 @@ class StepSampler:
         """The tasks of a step's episodes on this process, ordered by group."""
         self.overlong = OverlongPenalty(config.max_tokens, config.overlong_tokens)
         self.contrast: TaskContrast | None = None
-        if "contrast" in (config.task_sampling, config.env_sampling):
+        self._draws = config.draws
+        if self._draws.tasks or self._draws.envs:
             self.contrast = TaskContrast(self._category)
         self._used: list[list[int]] = [[0] * len(worlds)]
         """Groups of each environment before each step, if environments are drawn by weight."""
@@ -254,7 +255,7 @@ class StepSampler:
     def _envs(self, step: int, wanted: int, kind: str = "envs") -> list[int]:
         """The environments of a step's groups."""
         weights = [world.settings.weight for world in self.worlds]
-        if self._config.env_sampling == "contrast":
+        if self._draws.envs:
             assert self.contrast is not None
             weights = [w * self.contrast.env_weight(env) for env, w in enumerate(weights)]
         return envs_of_step(weights, wanted, draw_seed(kind, self._config.seed, step))
@@ -262,13 +263,13 @@ class StepSampler:
     def _tasks_of(self, env: int, step: int, count: int) -> list[str]:
         """`count` tasks of an environment for a step."""
         config, known = self._config, self.worlds[env].tasks
-        if config.task_sampling == "contrast":
+        if self._draws.tasks:
             assert self.contrast is not None
             parts = ("contrast", config.seed, step, *([env] if env else []))
             return self.contrast.draw(env, known, count, draw_seed(*parts))
         if len(self.worlds) == 1:
             return tasks_of_step(known, config.seed, step, count)
-        if config.env_sampling == "contrast":
+        if self._draws.envs:
             # How many were drawn before depends on what happened, so there are no epochs.
             order = list(known)
             random.Random(draw_seed("tasks", config.seed, step, env)).shuffle(order)
@@ -321,7 +322,7 @@ class StepSampler:
         parts = ("further", self._config.seed, step, *([env] if env else []))
         seed, every = draw_seed(*parts), self.worlds[env].tasks
         tasks = [task for task in every if Draw(env, task) not in without] or list(every)
-        if self._config.task_sampling == "contrast":
+        if self._draws.tasks:
             assert self.contrast is not None
             return self.contrast.draw(env, tasks, count, seed)
         random.Random(seed).shuffle(tasks)

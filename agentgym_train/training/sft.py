@@ -149,7 +149,7 @@ def imitate(model: Any, tokenizer: Any, rows: Sequence[Row], config: SFTConfig) 
 
 
 def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig:
-    """TRL's config of a run; `config.trainer_args` overrides it."""
+    """TRL's config of a run; `config.trainer_args` override it."""
     values = {
         **shared_values(config, config.rows_per_step, steps, checkpoints),
         # The dataset is in the order of the steps already, and its rows are ids with labels.
@@ -158,7 +158,7 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
         "max_length": None,
         "trust_remote_code": False,
     }
-    return TrlSFTConfig(**{**values, **config.trainer_args})
+    return TrlSFTConfig(**{**values, **config.trl_args})
 
 
 def _inputs(layout: Layout) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def check_sft(config: SFTConfig | AgentEvolConfig) -> None:
 
 def check_libraries(config: RunConfig, kind: type) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take; `kind` is TRL's config."""
-    check_arguments("trainer_args", config.trainer_args, kind)
+    check_arguments("trainer_args", config.trl_args, kind)
     if config.trainer_args.get("activation_offloading") and not torch.cuda.is_available():
         raise ConfigError(
             "trainer_args.activation_offloading moves activations from a GPU, and there is none "

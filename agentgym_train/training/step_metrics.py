@@ -164,9 +164,9 @@ def check_lost(
     which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     raise TooManyLost(
         f"{len(lost)} of {len(trajectories)} episodes were lost at step {step} ({which}): a rate "
-        f"of {share:.2f}, above max_lost_rate {max_lost_rate:g}. {len(retried)} were retried, "
-        f"{attempts} times in total; none of the {len(lost)} is trained on, since the run stops. "
-        f"First error: {lost[0].error}. Fix it"
+        f"of {share:.2f}, above limits.max_lost_rate {max_lost_rate:g}. {len(retried)} were "
+        f"retried, {attempts} times in total; none of the {len(lost)} is trained on, since the run "
+        f"stops. First error: {lost[0].error}. Fix it"
         + (
             f", then resume with `{resume()}` (from the last checkpoint, if there is one)"
             if resume is not None

@@ -20,7 +20,6 @@ def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) 
         "max_steps": steps,
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": "linear",
-        "warmup_steps": config.warmup_steps,
         "per_device_train_batch_size": batch // PartialState().num_processes,
         "gradient_accumulation_steps": 1,
         "seed": config.seed,

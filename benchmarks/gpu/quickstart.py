@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from check import Check, gpu_memory_mib, steps_of, success_of
 
-TINY = ["steps=2", "prompts_per_step=2", "num_generations=2", "eval_samples=1", "eval_horizon=1",
+TINY = ["steps=2", "prompts_per_step=2", "num_generations=2", "eval.samples=1", "eval.horizon=1",
         "minibatches_per_rollout=1"]  # fmt: skip
 
 

@@ -29,10 +29,11 @@ WORLDS = {
     "renamed": ("variants:RenamedTextCraft", "700"),
 }
 """Environments with the seeds of their episodes; with the same seed they would be the same ones."""
-ON_GPU = ["max_tokens_per_microbatch=24576", "compile=false"]
-TINY_ROWS = ["steps=2", "rows_per_step=2", "warmup_steps=0"]
+ON_GPU = ["max_tokens_per_microbatch=24576", "trainer_args.torch_compile=false"]
+TINY_ROWS = ["steps=2", "rows_per_step=2", "trainer_args.warmup_steps=0"]
 TINY_RL = [
-    "steps=2", "horizon=[2]", "prompts_per_step=2", "num_generations=2", "warmup_steps=0",
+    "steps=2", "horizon=[2]", "prompts_per_step=2", "num_generations=2",
+    "trainer_args.warmup_steps=0",
     "minibatches_per_rollout=1", "turn_max_tokens=8",
 ]  # fmt: skip
 
@@ -70,12 +71,12 @@ class Recipe:
         rl = [
             f"model={self.start or self.folder / 'sft' / 'model'}",
             *ON_GPU,
-            f"engine_args={{cuda_graphs: {str(self.graphs).lower()}}}",
+            f"engine={{type: hf, cuda_graphs: {str(self.graphs).lower()}}}",
             *(TINY_RL if self.check.tiny else []),
         ]  # fmt: skip
         imitation = [
             *(lambda name=name: self.collect(name) for name in WORLDS),
-            lambda: self.train("sft", "smollm2_sft.yaml", [*sft, "eval_after=false"]),
+            lambda: self.train("sft", "smollm2_sft.yaml", [*sft, "eval.after=false"]),
         ]
         stages = [
             *([] if self.start else imitation),
@@ -130,15 +131,15 @@ class Recipe:
         config, stage = self.config, f"{name}-{self.found[name]['steps']}"
         table = self.folder / f"{stage}.json"
         if not table.is_file():
-            sizes = ["--samples", "3", "--horizon", str(config.worlds[0].eval_horizon)]
+            sizes = ["--samples", "3", "--horizon", str(config.worlds[0].eval.horizon)]
             sizes += ["--turn-max-tokens", str(config.turn_max_tokens)]
             tiny = ["--per-category", "1", "--horizon", "2", "--turn-max-tokens", "8"]
             ended = self._agentgym(
                 "eval", "--env", "textcraft", "--split", "paper",
-                "--policy", f"{name}={self.model(name)}", "--dtype", "bfloat16",
+                "--policy", f"{name}={self.model(name)}", "--compute-dtype", "bfloat16",
                 "--action-format", config.action_format, "--instruction", str(config.instruction),
                 "--max-tokens", str(config.max_tokens), "--concurrency", "150",
-                *(["--cuda-graphs"] if self.graphs else []),
+                *(["--engine", "{type: hf, cuda_graphs: true}"] if self.graphs else []),
                 *(tiny if self.check.tiny else sizes),
                 "--out", str(self.folder / f"eval_{stage}"), "--json", str(table),
             )  # fmt: skip

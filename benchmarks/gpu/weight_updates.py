@@ -66,7 +66,7 @@ def colocated(check: Check) -> dict[str, Any]:
     run = Path(check.out) / "weight-updates-run"
     check.agentgym(
         "train", "starter:textcraft/quickstart.yaml", "engine=vllm_colocate", f"output_dir={run}",
-        "steps=3", "eval_before=false", "eval_after=false",
+        "steps=3", "eval.before=false", "eval.after=false",
     )  # fmt: skip
     return steps_of(run)
 

@@ -49,9 +49,9 @@ def main() -> None:
     settings = SFTConfig(
         env=env, model=str(start), data=[str(args.out / "expert")], instruction="",
         output_dir=str(args.out / "sft"), action_format="tools", success=False,
-        learning_rate=1e-3, warmup_steps=10, rows_per_step=16, epochs=6, turn_max_tokens=96,
-        max_tokens=1400, eval_horizon=8, eval_before=False,
-        trainer_args={"lr_scheduler_type": "cosine"},
+        learning_rate=1e-3, trainer_args={"warmup_steps": 10, "lr_scheduler_type": "cosine"},
+        eval={"horizon": 8, "before": False}, rows_per_step=16, epochs=6, turn_max_tokens=96,
+        max_tokens=1400,
     )  # fmt: skip
     with AgentTrainer(args=settings, console=console) as trainer:
         trainer.train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -94,16 +94,23 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return kept
 
 
+def _without_defaults(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not the defaults; also of those within `eval` and `limits`."""
+    return {
+        key: _without_defaults(value, defaults[key])
+        if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping)
+        else value
+        for key, value in values.items()
+        if key not in defaults or defaults[key] != value
+    }
+
+
 def digest(plan: Mapping[str, Any]) -> str:
     """A short hash of a plan; settings with their default values are not part of it.
 
     So a new setting of the trainer does not make the published cells those of another plan.
     """
-    defaults = {
-        f.name: f.default if f.default_factory is MISSING else f.default_factory()
-        for f in fields(RLConfig)
-    }
-    config = {k: v for k, v in plan["config"].items() if k not in defaults or defaults[k] != v}
+    config = _without_defaults(plan["config"], RLConfig().as_dict())
     text = json.dumps([config, plan["env_steps"], plan["measured"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -270,12 +277,12 @@ def played(
     """(report, episodes) of a policy; all cells of a seed have the same starts and draws."""
     return evaluate(
         runner,
-        policy.actors(config.eval_temperature),
+        policy.actors(config.eval.temperature),
         split=split,
         horizon=horizon,
         samples=samples,
         seed=config.seed,
-        per_category=config.eval_per_category or None,
+        per_category=config.eval.per_category or None,
         instruction=policy.instruction,
     )
 

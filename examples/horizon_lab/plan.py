@@ -64,22 +64,17 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 def schedule(world: World, name: str) -> dict[str, Any]:
     """The `horizon` fields of a schedule."""
     short, medium, long = world.horizons
-    staged = {"horizon": list(world.horizons), "horizon_every": world.every}
+    turns = list(world.horizons)
     match name:
         case "short" | "medium" | "long":
             return {"horizon": [{"short": short, "medium": medium, "long": long}[name]]}
         case "stepwise" | "linear":
-            return {**staged, "horizon_schedule": name}
+            return {"horizon": {"type": name, "turns": turns, "every": world.every}}
         case "adaptive":
             # The defaults are for runs of hundreds of steps; these are the same parts of a run.
             window = max(2, world.every // 4)
-            return {
-                **staged,
-                "horizon_schedule": name,
-                "horizon_every": window,
-                "horizon_window": window,
-                "horizon_patience": window,
-            }
+            own = {"every": window, "window": window, "patience": window}
+            return {"horizon": {"type": name, "turns": turns, **own}}
     raise ConfigError(f"no schedule {name!r}; choose from {', '.join((*SCHEDULES, CONTROL))}")
 
 
@@ -113,8 +108,7 @@ class Study:
         values = {
             "learning_rate": world.learning_rate,
             **(schedule(world, chosen) if chosen != CONTROL else schedule(world, "long")),
-            "algorithm": algorithm,
-            "algorithm_args": dict(arguments),
+            "algorithm": {"type": algorithm, **dict(arguments)},
             **({"learning_rate": 0.0} if chosen == CONTROL else {}),
             **changes,
         }
@@ -124,10 +118,12 @@ class Study:
             "seed": seed,
             # The budget ends a run: a turn is a step at least, so these are more than it can take.
             "steps": steps,
-            "eval_before": False,
-            "eval_after": False,
-            "eval_horizon": world.horizons[-1],
-            "eval_per_category": int(self.trial),
+            "eval": {
+                "before": False,
+                "after": False,
+                "horizon": world.horizons[-1],
+                "per_category": int(self.trial),
+            },
         }
         own = self.given(world)
         config: RLConfig = replace(own, model=_model(own.model), **values)
@@ -227,8 +223,7 @@ def settings_grid(study: Study, worlds: tuple[str, ...] = ("tower",)) -> Iterato
                     seed,
                     tag=f"{name}-x{length:g}",
                     label={"stages": stages, "length": length},
-                    horizon=stages,
-                    horizon_every=max(1, round(world.every * length)),
+                    horizon={"turns": stages, "every": max(1, round(world.every * length))},
                 )
 
 
@@ -252,7 +247,7 @@ def masked_grid(study: Study, worlds: tuple[str, ...] = ("tower",)) -> Iterator[
             for algorithm, tag in ((MASKED, "published"), ("reinforce_pp", ""), ("grpo", "")):
                 cell = study.cell(
                     "masked", world, STAGED, seed,
-                    algorithm=algorithm, algorithm_args={}, tag=tag, **PUBLISHED,
+                    algorithm=algorithm, tag=tag, **PUBLISHED,
                 )  # fmt: skip
                 folder = cell.config.output_dir.replace(MASKED, "reinforce_pp")
                 yield replace(cell, name=cell.name.replace(MASKED, "reinforce_pp"),

@@ -82,10 +82,10 @@ def _evaluated(config: RLConfig, samples: int, per_height: int) -> dict[int, dic
     with open_worlds(config) as worlds:
         (runner,) = worlds
         policy = make_policy(config, env_instruction=runner.card.instruction)
-        chosen = of_each_height(runner.tasks.split(config.eval_split), per_height)
-        starts = eval_starts(runner.tasks, config.eval_split, samples, config.seed)
+        chosen = of_each_height(runner.tasks.split(config.eval.split), per_height)
+        starts = eval_starts(runner.tasks, config.eval.split, samples, config.seed)
         episodes = runner.collect(
-            policy.actors(config.eval_temperature),
+            policy.actors(config.eval.temperature),
             [start for start in starts if start.task in chosen],
             max(HORIZONS),
             instruction=policy.instruction,

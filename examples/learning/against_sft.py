@@ -91,8 +91,8 @@ SETTINGS = {
     ),
     "textcraft": Setting(
         HERE.parent / "train" / "textcraft" / "quickstart.yaml", (),
-        ("minibatches_per_rollout=1", "resampling_ratio=0", "task_sampling=uniform", "steps=108",
-         "horizon_every=36", "save_every=20",
+        ("minibatches_per_rollout=1", "resampling_ratio=0", "sampler=uniform", "steps=108",
+         "horizon.every=36", "save_every=20",
          "learning_rate=5e-4", "trainer_args={lr_scheduler_type: linear}"),
         textcraft_rows, {SAME: 5e-4, EXPERT: 1.5e-3},
     ),
@@ -122,7 +122,7 @@ def main() -> int:
     config = read_config(
         setting.config, [f"--{word}" for word in (*setting.words, *args.overrides)]
     )
-    config = replace(config, eval_before=False, eval_after=False)
+    config = replace(config, eval=replace(config.eval, before=False, after=False))
     results: list[dict[str, Any]] = []
     try:
         with open_worlds(config) as worlds:
@@ -172,8 +172,8 @@ class Runs:
             plain = [f"--{word}" for word in (*self.setting.words, *self.setting.plain)]
             values = read_config(self.setting.config, plain)
             config = replace(
-                values, seed=config.seed, output_dir=config.output_dir, eval_before=False,
-                eval_after=False,
+                values, seed=config.seed, output_dir=config.output_dir,
+                eval=replace(config.eval, before=False, after=False),
             )  # fmt: skip
         return Arm(name, config)
 
@@ -213,9 +213,10 @@ class Runs:
         rows = self.setting.rows(tokenizer, of_expert, steps * rows_per_step, seed)
         settings = SFTConfig(
             model=arm.config.model, data=[arm.name], output_dir=str(self.out / "sft"),
-            learning_rate=self.setting.rates[arm.name], warmup_steps=min(20, steps // 5),
+            learning_rate=self.setting.rates[arm.name],
+            trainer_args={"warmup_steps": min(20, steps // 5), "adam_beta2": 0.98,
+             "weight_decay": 0.01},
             rows_per_step=rows_per_step, steps=steps, seed=seed,
-            trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
         )  # fmt: skip
         model, _ = load_policy(arm.config.model)
         began = time.process_time()

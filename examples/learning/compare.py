@@ -87,7 +87,7 @@ def base_config(args: argparse.Namespace) -> RLConfig:
     """What all runs of the comparison share."""
     config = read_config(args.config, [f"--{word}" for word in args.overrides])
     # The final success is measured once, apart from the runs, with each run's own seed.
-    return replace(config, model=args.model, eval_before=False, eval_after=False)
+    return replace(config, model=args.model, eval=replace(config.eval, before=False, after=False))
 
 
 def seeds_of(args: argparse.Namespace) -> range:
@@ -108,8 +108,9 @@ def algorithm_arms(args: argparse.Namespace) -> Iterator[Any]:
                 yield Arm(name, replace(config, learning_rate=0.0))
                 continue
             chosen = ALGORITHM_ARGS.get(name, {})
-            make_algorithm(name, chosen)
-            yield Arm(name, replace(config, algorithm=name, algorithm_args=chosen))
+            algorithm = {"type": name, **chosen}
+            make_algorithm(algorithm)
+            yield Arm(name, replace(config, algorithm=algorithm))
 
 
 def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
@@ -119,7 +120,8 @@ def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
     rounds = [int(word) for word in args.horizons.split(",")]
     base = base_config(args)
     # The budget ends a run: a turn is a step at least, so these are more than it can take.
-    base = replace(base, steps=args.env_steps, eval_horizon=base.worlds[0].eval_horizon)
+    horizon = base.worlds[0].eval.horizon
+    base = replace(base, steps=args.env_steps, eval=replace(base.eval, horizon=horizon))
     for seed in seeds_of(args):
         for name, horizon, rate in (
             (CONTROL, [rounds[-1]], 0.0),
@@ -130,8 +132,7 @@ def schedule_arms(args: argparse.Namespace) -> Iterator[Any]:
             config = replace(
                 base,
                 seed=seed,
-                horizon=horizon,
-                horizon_every=args.every,
+                horizon={"turns": horizon, "every": args.every} if horizon[1:] else horizon,
                 learning_rate=rate,
                 output_dir=str(args.out / f"{name.replace(' ', '-')}-{seed}"),
                 trainer_args={**base.trainer_args, "save_strategy": "no"},

@@ -147,10 +147,10 @@ def final_evaluation(arm: Arm, worlds: Worlds, model: str | None = None) -> dict
     (rollout_runner,) = worlds
     report, _ = evaluate(
         rollout_runner,
-        policy.actors(config.eval_temperature),
-        split=config.eval_split,
-        horizon=config.worlds[0].eval_horizon,
-        samples=config.eval_samples,
+        policy.actors(config.eval.temperature),
+        split=config.eval.split,
+        horizon=config.worlds[0].eval.horizon,
+        samples=config.eval.samples,
         seed=config.seed,
         instruction=policy.instruction,
     )

@@ -68,8 +68,8 @@ SETTINGS = {
     "courier": Setting(
         "courier:Courier", HERE / "warm_policy", 12, 4, 512, 10, 60, 8,
         {
-            "sft": [*_COURIER, "env=courier:Courier", "eval_horizon=12", "epochs=1"],
-            "dpo": [*_COURIER, "env=courier:Courier", "eval_horizon=12"],
+            "sft": [*_COURIER, "env=courier:Courier", "eval.horizon=12", "epochs=1"],
+            "dpo": [*_COURIER, "env=courier:Courier", "eval.horizon=12"],
             "evolve": [*_COURIER, "envs=[{env: 'courier:Courier', horizon: 12, tasks: 60}]"],
         },
     ),
@@ -144,9 +144,10 @@ class Seed:
         folder = self._folder(name or kind)
         words = [f"{key}={_word(value)}" for key, value in values.items()]
         words = [*self.setting.words[kind], *words]
+        base = read_method_config(CONFIGS / f"{kind}.yaml", words)
         config: RunConfig = replace(
-            read_method_config(CONFIGS / f"{kind}.yaml", words),
-            seed=self.seed, output_dir=str(folder), eval_before=False, eval_after=False,
+            base, seed=self.seed, output_dir=str(folder),
+            eval=replace(base.eval, before=False, after=False),
         )  # fmt: skip
         begun = (folder / "run.json").is_file()
         if begun and is_complete(config):

@@ -124,10 +124,9 @@ def fit(
         data=["half-competent play"],
         output_dir=str(out),
         learning_rate=stage.learning_rate,
-        warmup_steps=stage.steps // 5,
+        trainer_args={"warmup_steps": stage.steps // 5, "adam_beta2": 0.98, "weight_decay": 0.01},
         rows_per_step=ROWS_PER_STEP,
         seed=seed,
-        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, rows, settings)
     return {"rows": len(rows), "train_loss": round(metrics["train_loss"], 4)}

@@ -82,8 +82,7 @@ def run_config(run: Run, out: Path) -> RLConfig:
         output_dir=str(out / run.name),
         seed=run.seed,
         steps=_MAX_STEPS,
-        eval_before=False,
-        eval_after=False,
+        eval=replace(config.eval, before=False, after=False),
     )
 
 

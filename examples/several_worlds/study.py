@@ -184,10 +184,10 @@ def evaluated(world: str, model: str, seed: int) -> dict[str, Any]:
         policy = make_policy(config)
         report, episodes = evaluate(
             runner,
-            policy.actors(config.eval_temperature),
-            split=config.eval_split,
-            horizon=config.worlds[0].eval_horizon,
-            samples=config.eval_samples,
+            policy.actors(config.eval.temperature),
+            split=config.eval.split,
+            horizon=config.worlds[0].eval.horizon,
+            samples=config.eval.samples,
             seed=seed,
             limit=EVAL_TASKS,
             instruction=policy.instruction,

@@ -98,12 +98,11 @@ def fit(model: Any, tokenizer: Any, args: argparse.Namespace) -> dict[str, Any]:
         data=["the experts"],
         output_dir=str(args.out),
         learning_rate=args.learning_rate,
-        warmup_steps=50,
+        trainer_args={"warmup_steps": 50, "adam_beta2": 0.98, "weight_decay": 0.01},
         rows_per_step=ROWS_PER_STEP,
         shuffle=False,
         seed=args.seed,
         compute_dtype="bfloat16",
-        trainer_args={"adam_beta2": 0.98, "weight_decay": 0.01},
     )
     metrics = imitate(model, tokenizer, textcraft.by_length(rows, ROWS_PER_STEP, rng), settings)
     return {"worlds": counts, "train_loss": round(metrics["train_loss"], 4)}

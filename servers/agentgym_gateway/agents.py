@@ -108,9 +108,8 @@ class ExternalAgent(GatewayAgent):
         super().__init__(target, settings)
         if self.settings.address_file is None:
             raise ConfigError(
-                "the agent external needs gateway.address_file: the file that tells a program "
-                "elsewhere where to take episodes, such as `gateway: {address_file: FILE}` in a "
-                'config, or --gateway \'{"address_file": "FILE"}\''
+                "the agent external needs address_file: the file that tells a program elsewhere "
+                "where to take episodes, such as `agent: {type: external, address_file: FILE}`"
             )
 
     def program(self) -> Program:

@@ -7,23 +7,32 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from agentgym_env.cli.options import json_object
+from agentgym_env.cli.options import with_option_groups
 from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_gateway.settings import GatewaySettings
-from agentgym_train.config.options import ChatTemplateKwargs, Instruction
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.options import SettingsOptions
+from agentgym_train.config.policy import HORIZON, PolicyConfig
 from agentgym_train.event_loop import LoopRunner
 
+_POLICY: Final = SettingsOptions(
+    PolicyConfig,
+    without=("agent", "action_format"),
+    required={"model": "hf:PATH_OR_ID, starter:NAME or vllm:URL."},
+)
+_GATEWAY: Final = SettingsOptions(GatewaySettings, without=("address_file", "crashes"))
 
+
+@with_option_groups
 def gateway(
-    policy: Annotated[str, typer.Option(help="hf:PATH_OR_ID, starter:NAME or vllm:URL.")],
+    given: Annotated[dict[str, Any], _POLICY],
+    limits: Annotated[dict[str, Any], _GATEWAY],
     command: Annotated[
         list[str] | None,
         typer.Argument(help="The agent, after --; without it, start the agent yourself."),
@@ -31,40 +40,17 @@ def gateway(
     env: Annotated[str, typer.Option(help="Id of an environment that the agent plays.")] = "",
     task: Annotated[str | None, typer.Option(help="Its task; default: one of split.")] = None,
     split: Annotated[str, typer.Option(help="Split of the task.")] = "train",
-    horizon: Annotated[int, typer.Option(min=1, help="Maximum steps in the environment.")] = 30,
-    host: Annotated[str, typer.Option(help="Address that it listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, help="Port; 0 takes a free one.")] = 0,
+    horizon: Annotated[
+        int, typer.Option(min=1, help="Maximum steps in the environment.")
+    ] = HORIZON,
     seed: Annotated[int, typer.Option(min=0, help="Seed of task and sampling.")] = 0,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
-    ] = 1.0,
-    instruction: Instruction = None,
-    chat_template_kwargs: ChatTemplateKwargs = "{}",
-    keep_reasoning: Annotated[
-        bool,
-        typer.Option(
-            "--keep-reasoning",
-            help="Keep earlier reasoning in the context where the chat template would drop it.",
-        ),
-    ] = False,
-    turn_max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per call.")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a context.")] = 8192,
 ) -> None:
     """Serve a model to a black-box agent for one episode, and show what was recorded.
 
     It is an OpenAI-compatible endpoint: the agent needs the base URL and the key that are shown.
     The episode ends when the environment does, when the agent posts a reward, or with Ctrl-C.
     """
-    config = PolicyConfig(
-        model=policy,
-        temperature=temperature,
-        instruction=instruction,
-        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
-        keep_reasoning=keep_reasoning,
-        turn_max_tokens=turn_max_tokens,
-        max_tokens=max_tokens,
-    )
-    settings = GatewaySettings(host=host, port=port)
+    config, settings = PolicyConfig(**given), GatewaySettings(**limits)
     start = task, split, horizon, seed
     raise typer.Exit(_serve(config, settings, command or (), env, start))
 
@@ -79,7 +65,7 @@ def _serve(
     from agentgym_gateway.programs import Command
     from agentgym_gateway.server import Gateway
     from agentgym_train.models.loading import quiet_libraries
-    from agentgym_train.rollout.policy import Policy, make_policy
+    from agentgym_train.rollout.policy import Policy, give_weights, make_policy
     from agentgym_train.rollout.policy_name import parse_policy
     from agentgym_train.rollout.runner import RolloutRunner
     from agentgym_train.rollout.served_policy import served_policy
@@ -108,6 +94,7 @@ def _serve(
             end_ids=policy.chat.end_ids,
         )
         try:
+            loop(give_weights(policy))
             return int(loop(_episode(shown, runner, policy.instruction, command, start, console)))
         except KeyboardInterrupt:
             return INTERRUPTED

@@ -68,7 +68,7 @@ class Gateway:
     ) -> None:
         """`config` has the limits of tokens, the temperature and the chat template's arguments.
 
-        `settings` default to those in `config`. `model` is the name that the endpoint reports.
+        `model` is the name that the endpoint reports.
         `end_ids` are the model's own end tokens.
         """
         self._engine = engine
@@ -77,7 +77,7 @@ class Gateway:
         self._model = model
         self.temperature = config.temperature
         """That of all calls, whatever they ask for."""
-        self._settings = settings or GatewaySettings.of(config.gateway)
+        self._settings = settings or GatewaySettings()
         named = self._settings.address_file
         self._address_file = None if named is None else user_path(named)
         self._chats = Chats(tokenizer, config, end_ids)

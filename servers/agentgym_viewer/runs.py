@@ -217,7 +217,7 @@ def _shown_settings(config: dict[str, Any]) -> dict[str, str]:
     )
     settings = {
         "env": config.get("env") or ", ".join(str(entry.get("env", "")) for entry in envs),
-        "algorithm": config.get("algorithm") or _METHODS.get(str(config.get("method"))),
+        "algorithm": _type(config.get("algorithm")) or _METHODS.get(str(config.get("method"))),
         "policy": config.get("model") or config.get("policy") or ", ".join(labels),
         "horizon": ", ".join(map(_stages, horizons)),
         "seed": config.get("seed"),
@@ -235,7 +235,13 @@ def _envs(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in envs if isinstance(entry, dict)] if isinstance(envs, list) else []
 
 
+def _type(setting: Any) -> Any:
+    """The type of a setting that may be a mapping."""
+    return setting.get("type") if isinstance(setting, dict) else setting
+
+
 def _stages(horizon: Any) -> str:
+    horizon = horizon.get("turns") if isinstance(horizon, dict) else horizon
     stages = horizon if isinstance(horizon, list) else [horizon]
     return " → ".join(str(stage) for stage in stages if stage is not None)
 

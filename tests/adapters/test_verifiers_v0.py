@@ -98,7 +98,12 @@ def test_a_lost_episode_is_verifiers_infra_error(endpoint, serve):
     server = serve(Trouble, env_id=TROUBLE)
     expert = endpoint([Played("fine", 0, "What now?", ("raise",), (), ())])
     outputs = evaluate(
-        expert.url, env=TROUBLE, n=2, server=[server.address], split="train", eval_split="train"
+        expert.url,
+        env=TROUBLE,
+        n=2,
+        server=[server.address],
+        split="train",
+        eval={"split": "train"},
     )
     told = {output["info"]["env_task"]: output["error"] for output in outputs}
     assert told["fine"]["error"] == told["broken"]["error"] == "InfraError"
@@ -174,7 +179,7 @@ def test_tools_are_called_by_json_and_anything_else_is_the_answer():
 def test_an_error_of_the_environments_loses_the_episode_and_a_new_one_can_begin(serve):
     server = serve(Trouble, env_id=TROUBLE)
     env = verifiers_text().text_class(
-        "agentgym-adapters", env=TROUBLE, split="train", eval_split="train", n=2,
+        "agentgym-adapters", env=TROUBLE, split="train", eval={"split": "train"}, n=2,
         server=[server.address],
     )()  # fmt: skip
     rows = starts_of(TROUBLE, "train", 2, 0, server=server.address).rows

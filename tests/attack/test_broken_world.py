@@ -62,7 +62,7 @@ def write_config(folder: Path, run: Path) -> Path:
         "model": str(save_tiny_policy(folder / "policy")), "env": "breaks:Breaks",
         "output_dir": str(run), "horizon": 2, "turn_max_tokens": 6, "max_tokens": 300,
         "prompts_per_step": 2, "num_generations": 2, "steps": STEPS, "learning_rate": 1e-3,
-        "save_every": 1, "engine_args": {"max_batch": 1}, "eval_per_category": 0,
+        "save_every": 1, "engine": {"type": "hf", "max_batch": 1}, "eval": {"per_category": 0},
     }  # fmt: skip
     path = folder / f"{run.name}.yaml"
     path.write_text(yaml.safe_dump(values))

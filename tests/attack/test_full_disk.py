@@ -54,7 +54,7 @@ def test_a_training_run(disk, tmp_path):
     values = {
         "env": "textcraft", "model": "starter:textcraft/warm_policy", "horizon": 2, "steps": 3,
         "output_dir": str(disk / "run"), "prompts_per_step": 2, "num_generations": 2,
-        "save_every": 1, "eval_before": False, "eval_after": False,
+        "save_every": 1, "eval": {"before": False, "after": False},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
     resize(disk, "16m")

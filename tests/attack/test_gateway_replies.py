@@ -11,10 +11,9 @@ import pytest
 
 import black_boxes
 import hosting
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.gateway.test_gateway import ADD, CALL, TOKENIZER, Says, gateway_of, user
@@ -218,7 +217,7 @@ def played(model, agent, retries=1, engine=None, **gateway):
     """An episode of a black-box agent in the guessing world."""
     config = PolicyConfig(
         model=model, turn_max_tokens=6, max_tokens=600, instruction="",
-        agent=f"callable:black_boxes:{agent}", gateway=gateway,
+        agent={"type": f"callable:black_boxes:{agent}", **gateway},
     )  # fmt: skip
     black_boxes.CRASHED.clear()
     policy = make_policy(config)

@@ -26,8 +26,7 @@ def write_config(folder: Path, run: Path) -> Path:
         "model": save_tiny_policy(folder / "policy"),
         "env": "agentgym/TextCraft-v0",
         "output_dir": str(run),
-        "horizon": [2, 3],
-        "horizon_every": 3,
+        "horizon": {"type": "stepwise", "turns": [2, 3], "every": 3},
         "turn_max_tokens": 6,
         "max_tokens": 900,
         "instruction": "",
@@ -36,11 +35,10 @@ def write_config(folder: Path, run: Path) -> Path:
         "steps": 7,
         "learning_rate": 1e-3,
         "save_every": 2,
-        "eval_horizon": 2,
-        "eval_per_category": 4,
+        "eval": {"horizon": 2, "per_category": 4},
         # One turn at a time is computed alike to the last bit; a batch's rounding depends on
         # what else is in it.
-        "engine_args": {"max_batch": 1},
+        "engine": {"type": "hf", "max_batch": 1},
     }
     path = folder / f"{run.name}.yaml"
     path.write_text(yaml.safe_dump(values))

@@ -28,7 +28,7 @@ def training(folder: Path, out: Path) -> Command:
     values = {
         "env": "textcraft", "model": save_tiny_policy(folder / "policy"), "horizon": 1, "steps": 1,
         "output_dir": str(out), "prompts_per_step": 1, "num_generations": 2, "turn_max_tokens": 4,
-        "eval_before": False, "eval_after": False,
+        "eval": {"before": False, "after": False},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     return Command("train", folder / "config.yaml")

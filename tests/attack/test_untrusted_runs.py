@@ -22,8 +22,8 @@ from tests.train.small import save_tiny_policy
 VICTIM = "a file of the user\n"
 EXTERNAL = {"address_file": "victim", "host": "0.0.0.0"}
 HOSTILE = {
-    "a gateway that writes its address": {"agent": "external", "gateway": EXTERNAL},
-    "a gateway on all interfaces": {"agent": "external", "gateway": {"host": ""}},
+    "a gateway that writes its address": {"agent": {"type": "external", **EXTERNAL}},
+    "a gateway on all interfaces": {"agent": {"type": "external", "host": ""}},
     "an agent that somebody else runs": {"agent": "external"},
     "a program": {"agent": "command:rm victim"},
     "a program, as YAML reads it": {"agent": {"command": "rm victim"}},
@@ -31,8 +31,8 @@ HOSTILE = {
     "an agent that somebody else runs, in a key": {"agent": {"external": []}},
     "an address in a key": {"env_kwargs": {"sites": {"http://victim": True}}},
     "a wrapper in a key": {"wrappers": [{"evil:Wrapper": None}]},
-    "a folder for weights": {"engine": "vllm_server", "engine_args": {"weights_dir": "victim"}},
-    "a port for weights": {"engine": "vllm_server", "engine_args": {"nccl_address": "0"}},
+    "a folder for weights": {"engine": {"type": "vllm", "weights_dir": "victim"}},
+    "a port for weights": {"engine": {"type": "vllm", "nccl_address": "0"}},
     "a file of PEFT's": {"lora": {"corda_config": {"cache_file": "victim"}}},
     "a repository": {"trainer_args": {"push_to_hub": True, "hub_model_id": "victim"}},
     "a server": {"servers": ["victim"]},
@@ -54,7 +54,7 @@ def stored(folder: Path, settings: dict) -> Path:
     (folder / "victim").write_text(VICTIM)
     config = {
         "model": save_tiny_policy(folder / "policy"), "env": "agentgym/TextCraft-v0",
-        "output_dir": "run", "steps": 1, "eval_before": False, "eval_after": False,
+        "output_dir": "run", "steps": 1, "eval": {"before": False, "after": False},
     } | settings  # fmt: skip
     store = RunStore.create(folder / "run", {"config": config})
     store.write_text("config.yaml", yaml.safe_dump(config))
@@ -97,7 +97,7 @@ def test_no_resumed_run_writes_through_a_link_out_of_its_folder(tmp_path, linked
 
 @pytest.mark.parametrize("agent", ["external", "command:rm victim", "evil:Agent"])
 def test_no_agent_comes_from_the_settings_of_a_run(tmp_path, agent):
-    folder = stored(tmp_path / "theirs", {"agent": agent, "gateway": EXTERNAL})
+    folder = stored(tmp_path / "theirs", {"agent": {"type": agent, **EXTERNAL}})
     given = ("--env", "textcraft", "--policy", "policy", "--settings-of", "run")
     for words in (("eval", *given, "--limit", 1), ("collect", *given, "--out", "out")):
         assert "name it with --agent if you trust it" in tried(folder, *words)
@@ -105,14 +105,14 @@ def test_no_agent_comes_from_the_settings_of_a_run(tmp_path, agent):
 
 
 def test_replay_and_audit_use_nothing_that_a_run_names(tmp_path):
-    settings = {"env_kwargs": {"log": "victim"}, "agent": "evil:Agent", "env": "evil:World",
-                "horizon_schedule": "evil:Grow", "gateway": EXTERNAL}  # fmt: skip
+    settings = {"env_kwargs": {"log": "victim"}, "agent": {"type": "evil:Agent", **EXTERNAL},
+                "horizon": {"type": "evil:Grow"}, "env": "evil:World"}  # fmt: skip
     folder = stored(tmp_path / "theirs", settings)
     (folder / "evil.py").write_text("open('imported', 'w')")
     said = tried(folder, "replay", "run")
     assert "env_kwargs.log='victim'" in said
     said = tried(folder, "audit", "run")
-    for key in ("agent", "env", "horizon_schedule"):
+    for key in ("agent.type", "env", "horizon.type"):
         assert f"{key}='evil:" in said
     assert not (folder / "imported").exists()
     sys.stdout.write("replay and audit of a run that names code and files: rejected\n")
@@ -146,8 +146,9 @@ def test_a_config_of_few_lines_that_stand_for_billions_is_rejected(tmp_path):
 
 def test_a_run_of_your_own_resumes_without_trust(tmp_path):
     """With defaults, harmless settings, and paths that are read."""
-    settings = {"gateway": {}, "trainer_args": {"report_to": "none", "weight_decay": 0.1},
-                "env_kwargs": {"legacy": True}, "horizon": [1], "horizon_schedule": "fixed",
+    settings = {"horizon": {"type": "fixed", "turns": [1]},
+                "trainer_args": {"report_to": "none", "weight_decay": 0.1},
+                "env_kwargs": {"legacy": True},
                 "prompts_per_step": 1, "num_generations": 2, "turn_max_tokens": 4,
                 "lora": {"r": 2, "target_modules": "all-linear"}}  # fmt: skip
     folder = stored(tmp_path / "own", settings)

@@ -100,7 +100,7 @@ model = sys.argv[1]
 assert not is_black_box("plain") and is_black_box("guesses:4") and is_black_box("absent")
 for agent, kind in (("command:true", "CommandAgent"), ("callable:a:b", "CallableAgent"),
                     ("external", "ExternalAgent")):
-    made = black_box(agent, {"address_file": "x"})
+    made = black_box({"type": agent, "address_file": "x"})
     assert (type(made).__module__, type(made).__name__) == ("agentgym_gateway.agents", kind)
 for agent, said in (("guesses:x", "x is no number"), ("guesses", "write `guesses:NUMBER`"),
                     ("absent", "the agent absent of no_such_module:Agent cannot be made"),
@@ -178,7 +178,7 @@ def test_this_project_has_three_kinds():
     }  # fmt: skip
     for name, kind in kinds.items():
         assert is_black_box(name) and kind.written.partition(":")[0] == name
-    assert black_box("package.module:Agent", {}) is None
+    assert black_box("package.module:Agent") is None
 
 
 @pytest.mark.parametrize("agent", ["command: ", "callable:", "external:x"])

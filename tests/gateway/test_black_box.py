@@ -22,14 +22,13 @@ from agentgym_env.process_guard import ProcessGuard
 from agentgym_env.run_store import RunStore
 from agentgym_gateway.programs import Place
 from agentgym_train import AgentTrainer, RLConfig
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.config.read import config_from
 from agentgym_train.data.collect import collect
 from agentgym_train.data.collection import CollectConfig, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.training.rl import RLTrainer
@@ -60,7 +59,7 @@ def play(model, agent, tasks="1234", horizon=3, env=hosting.GUESS, env_kwargs=No
 
     `begun(runner, gateway)` is called before they are played.
     """
-    policy = make_policy(settings(model, agent=agent, gateway=gateway or {}))
+    policy = make_policy(settings(model, agent={"type": agent, **(gateway or {})}))
     with RolloutRunner(env, env_kwargs=env_kwargs, limits=RolloutLimits(**limits)) as runner:
         try:
             if begun is not None:
@@ -124,7 +123,7 @@ def test_an_agent_that_crashes_before_a_reply_is_lost_and_never_a_zero(model, ag
 
 def test_a_crash_can_count_as_a_failure_of_the_policy(model):
     policy = make_policy(
-        settings(model, agent="callable:black_boxes:broken", gateway={"crashes": "failure"})
+        settings(model, agent={"type": "callable:black_boxes:broken", "crashes": "failure"})
     )
     with RolloutRunner(hosting.GUESS) as runner:
         try:
@@ -168,7 +167,12 @@ def test_an_agent_that_waits_for_its_first_reply_runs_out_of_time(model, leap_wh
         asked(runner, gateway)
 
     (episode,) = play(
-        model, "callable:black_boxes:plain", "1", begun=begun, episode_timeout_s=60.0, retries=0
+        model,
+        "callable:black_boxes:plain",
+        "1",
+        begun=begun,
+        episode_timeout_s=60.0,
+        retries=0,
     )
     assert (episode.outcome, episode.error, episode.turns) == ("policy_timeout", None, [])
 
@@ -186,7 +190,8 @@ def test_an_agent_that_hangs_is_lost_and_its_process_is_ended(model, tmp_path, l
     file = tmp_path / "pids"
     begun = leaping(leap_when, lambda *_: filled(file))
     (episode,) = play(
-        model, f"command:{PROGRAM} hang {file}", tasks="1", begun=begun, episode_timeout_s=60.0,
+        model, f"command:{PROGRAM} hang {file}", tasks="1", begun=begun,
+        episode_timeout_s=60.0,
         retries=0,
     )  # fmt: skip
     assert episode.outcome == "agent_lost" and "sent no request in 60 s" in episode.error
@@ -312,7 +317,7 @@ def test_no_call_of_an_agent_is_sampled_while_the_trainer_computes(model, tmp_pa
         model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[12], steps=8,
         prompts_per_step=2, num_generations=2, turn_max_tokens=24, max_tokens=900, instruction="",
         agent="callable:black_boxes:plain", oversampling_ratio=3.0, unfinished_groups="carry",
-        eval_before=False, eval_after=False,
+        eval={"before": False, "after": False},
     )  # fmt: skip
     with AgentTrainer(args=args, console=QUIET) as trainer:
         trainer.train()
@@ -322,8 +327,8 @@ def test_no_call_of_an_agent_is_sampled_while_the_trainer_computes(model, tmp_pa
 
 def test_a_program_elsewhere_takes_the_episodes(model, tmp_path):
     file = tmp_path / "new" / "gateway.json"
-    where = {"address_file": str(file)}
-    policy = make_policy(settings(model, agent="external", gateway=where))
+    where = {"type": "external", "address_file": str(file)}
+    policy = make_policy(settings(model, agent=where))
     with RolloutRunner(hosting.GUESS) as runner:
         runner.run(policy.black_box.gateway.start())
         assert file.stat().st_mode & 0o077 == 0, "it has a key, for its owner alone"
@@ -343,7 +348,7 @@ def test_a_program_elsewhere_takes_the_episodes(model, tmp_path):
 def test_a_run_trains_and_resumes_with_a_black_box_agent(model, tmp_path):
     args = RLConfig(
         model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[3], steps=2,
-        prompts_per_step=2, num_generations=2, eval_per_category=1, eval_split="test",
+        prompts_per_step=2, num_generations=2, eval={"per_category": 1, "split": "test"},
         turn_max_tokens=6, max_tokens=600, instruction="", agent="callable:black_boxes:plain",
         keep_tokens="all", save_every=1,
     )  # fmt: skip
@@ -353,7 +358,7 @@ def test_a_run_trains_and_resumes_with_a_black_box_agent(model, tmp_path):
     episodes, _ = RunStore.open(tmp_path / "run").trajectories("train")
     assert len(episodes) == 8
     lost = replace(args, agent="callable:black_boxes:broken", output_dir=str(tmp_path / "lost"))
-    lost = replace(lost, eval_before=False)
+    lost = replace(lost, eval={"before": False})
     with (
         AgentTrainer(args=lost, console=QUIET) as trainer,
         pytest.raises(TooManyLost, match=r"4 agent_crashed.*gateway.crashes=failure"),
@@ -364,9 +369,9 @@ def test_a_run_trains_and_resumes_with_a_black_box_agent(model, tmp_path):
 def test_a_step_in_which_nothing_is_sampled_is_reported(model, tmp_path, caplog):
     config = RLConfig(
         model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[3], steps=1,
-        prompts_per_step=1, num_generations=2, eval_before=False, eval_after=False,
-        turn_max_tokens=6, max_tokens=600, instruction="", agent="callable:black_boxes:idle",
-        gateway={"crashes": "failure"},
+        prompts_per_step=1, num_generations=2, eval={"before": False, "after": False},
+        agent={"type": "callable:black_boxes:idle", "crashes": "failure"},
+        turn_max_tokens=6, max_tokens=600, instruction="",
     )  # fmt: skip
     with AgentTrainer(args=config, console=QUIET) as trainer:
         trainer.train()
@@ -391,7 +396,7 @@ def test_collections_and_evaluations_take_black_box_agents(model, tmp_path):
     [
         ("command:", "is incomplete"),
         ("external:now", "has too much"),
-        ("external", "needs gateway.address_file"),
+        ("external", "needs address_file"),
         ("callable:nothing.there:run", "no agent"),
         ("command:/no/such/program", "there is no program '/no/such/program'"),
         ("callable:black_boxes:plian", "no agent .* It is package.module:function"),
@@ -409,8 +414,8 @@ def test_an_agent_that_cannot_be_started_says_so(model, agent, message):
 
 
 def test_settings_of_the_gateway_need_a_black_box(model):
-    with pytest.raises(ConfigError, match="for black-box agents, and the agent is plain"):
-        settings(model, gateway={"port": 8100}).check_policy()
+    with pytest.raises(ConfigError, match="unknown key port in agent of type plain"):
+        settings(model, agent={"type": "plain", "port": 8100}).check_policy()
 
 
 def test_a_config_may_write_the_command_as_yaml_reads_it():
@@ -431,11 +436,13 @@ def test_the_event_loop_of_the_rollouts_is_left_clean(model):
 
 
 def test_a_wrong_setting_of_the_gateway_is_rejected():
-    values = {"env": "textcraft", "model": "hub/id", "output_dir": "x", "agent": "command:true"}
-    with pytest.raises(ConfigError, match="prot"):
-        config_from({**values, "gateway": {"prot": 8100}})
-    with pytest.raises(ConfigError, match="gateway is invalid"):
-        config_from({**values, "gateway": {"port": "first"}})
+    values = {"env": "textcraft", "model": "hub/id", "output_dir": "x"}
+    with pytest.raises(ConfigError, match=r"unknown key prot in agent; did you mean port\?"):
+        config_from({**values, "agent": {"type": "command:true", "prot": 8100}})
+    with pytest.raises(ConfigError, match=r"agent\.port must be an integer, got 'first'"):
+        config_from({**values, "agent": {"type": "command:true", "port": "first"}})
+    with pytest.raises(ConfigError, match=r"agent\.port is at most 65535, got 70000"):
+        config_from({**values, "agent": {"type": "command:true", "port": 70_000}})
 
 
 def test_the_command_rejects_a_missing_program_before_it_loads_the_model(capfd):

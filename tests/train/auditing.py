@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from agentgym_train.audit import audit
-from agentgym_train.audit.episodes import Settings
 from agentgym_train.audit.rules import apply
 from agentgym_train.audit.subject import Subject
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.setup import CHATML
 from examples.small_models import small_policy
 from tests.train.templates import tokenizer_with
 
-QUICK = Settings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")
+QUICK = AuditSettings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")
 RULES = {rule.name: rule for rule in audit.RULES}
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.client.transports import Answer, AsyncInProcessTransport, Call
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import ActorFactory
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.model_actors import model_actor
 from tests.train.templates import APPEND_ONLY, tokenizer_with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -27,3 +28,13 @@ def save_tiny_policy(folder: Any, seed: int = 0) -> str:
     tiny_model(seed).save_pretrained(folder)
     textcraft_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with changes, where a mapping such as `eval` changes some of its keys."""
+    inner = {
+        key: {**values[key], **change}
+        for key, change in changes.items()
+        if isinstance(change, Mapping) and isinstance(values.get(key), Mapping)
+    }
+    return {**values, **changes, **inner}

@@ -19,20 +19,27 @@ from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, Algorithm, DPOConfig, RLConfig, SFTConfig, TokenBatch
 from agentgym_train.config.read import config_from
 from agentgym_train.rollout.agent import Agent
-from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, Linear, ScalingInterStepwise
+from agentgym_train.rollout.horizon import (
+    Adaptive,
+    Fixed,
+    Horizon,
+    Linear,
+    ScalingInterStepwise,
+    make_horizon,
+)
 from agentgym_train.runs.agent_trainer import _complete
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.next_steps import policy_options
 from agentgym_train.runs.stored import resumed_config
 from tests.train.command import Command, finish
-from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
+from tests.train.small import merged, save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_imitation_run import save_episodes
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
 SHORT = {
     "horizon": [2], "steps": 2, "prompts_per_step": 2, "num_generations": 2, "turn_max_tokens": 8,
-    "max_tokens": 2048, "instruction": "", "learning_rate": 1e-2, "eval_per_category": 1,
-    "eval_before": False, "eval_after": False, "save_every": 1,
+    "max_tokens": 2048, "instruction": "", "learning_rate": 1e-2,
+    "eval": {"per_category": 1, "before": False, "after": False}, "save_every": 1,
 }  # fmt: skip
 TEXTCRAFT = "agentgym/TextCraft-v0"
 UNEVEN = "tests.train.uneven:Uneven"
@@ -145,8 +152,8 @@ def test_algorithm_horizon_agent_and_model_are_passed_as_objects(tmp_path):
     episodes, _ = store.trajectories("train")
     assert {t.horizon for t in episodes} == {1, 2}
     config = store.read_json("run.json")["config"]
-    assert config["algorithm"].endswith("test_agent_trainer:Doubled")
-    assert (config["algorithm_args"], config["horizon"]) == ({"factor": 3.0}, [1, 2])
+    algorithm = {"type": f"{__name__}:Doubled", "factor": 3.0}
+    assert (config["algorithm"], config["horizon"]) == (algorithm, [1, 2])
     with pytest.raises(ConfigError, match=r"trained with Python objects .*agent: Shouting"):
         resumed_config(tmp_path / "run", trusted=True)
 
@@ -172,7 +179,7 @@ class Counting(Horizon):
 
 
 def completed(horizon, **changes):
-    args = RLConfig(model="m", env=TEXTCRAFT, output_dir="o", **{**SHORT, **changes})
+    args = RLConfig(model="m", env=TEXTCRAFT, output_dir="o", **merged(SHORT, changes))
     return _complete(args, "", "", None, horizon)
 
 
@@ -200,9 +207,9 @@ class Locked(Counting):
 )
 def test_a_built_in_schedule_is_written_to_the_config(horizon):
     args = completed(horizon)
-    assert args.make_horizon() == horizon
+    assert make_horizon(args.horizon) == horizon
     (world,) = args.worlds
-    assert world.eval_horizon == (7 if isinstance(horizon, Fixed) else 9)
+    assert world.eval.horizon == (7 if isinstance(horizon, Fixed) else 9)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +232,7 @@ def test_an_argument_of_another_type_is_rejected_with_what_is_expected(changes, 
 
 
 def trainer_of(folder, **changes):
-    args = RLConfig(output_dir=str(folder / "run"), **{**SHORT, "steps": 1, **changes})
+    args = RLConfig(output_dir=str(folder / "run"), **merged({**SHORT, "steps": 1}, changes))
     return AgentTrainer(tiny_model(), TEXTCRAFT, args, processing_class=textcraft_tokenizer())
 
 
@@ -253,7 +260,7 @@ def test_an_agent_that_is_none_and_kernels_that_are_missing_are_reported(tmp_pat
 
 
 def test_a_run_in_python_is_evaluated_and_summarized_and_resumes_with_its_settings_only(tmp_path):
-    whole = {"eval_before": True, "eval_after": True, "eval_horizon": 1}
+    whole = {"eval": {"before": True, "after": True, "horizon": 1}}
     with trainer_of(tmp_path, **whole) as trainer:
         trainer.train()
     run = tmp_path / "run"
@@ -277,7 +284,7 @@ def test_a_schedule_that_goes_on_growing_trains_further_and_keeps_the_evaluation
             horizon=lambda step: 1 + step,
         ) as trainer:  # fmt: skip
             trainer.train(resume_from_checkpoint=steps > 1)
-            assert trainer.args.worlds[0].eval_horizon == 1
+            assert trainer.args.worlds[0].eval.horizon == 1
     store = RunStore.open(tmp_path / "run")
     assert [row["horizon"] for row in store.metrics()[0]] == [1, 2, 3]
     assert [json.loads((tmp_path / f"run/step-{n}/summary.json").read_text())["steps"]

@@ -22,7 +22,7 @@ from tests.train.ragged import (
 
 
 def advantages(name, step, **values):
-    return make_algorithm(name, values).advantages(step.batch())
+    return make_algorithm({"type": name, **values}).advantages(step.batch())
 
 
 def one_turn(*returns, group_size):

@@ -150,4 +150,4 @@ def test_a_batch_without_what_is_needed_says_so(name, values, missing):
     whole = Step([two_turns(1.0)], 1).batch()
     batch: TokenBatch = replace(whole, values=None, ref_logprobs=None)
     with pytest.raises(BadRequest, match=f"needs .*{missing}, but the batch has none"):
-        make_algorithm(name, values).advantages(batch)
+        make_algorithm({"type": name, **values}).advantages(batch)

@@ -20,7 +20,7 @@ from tests.train.small import tiny_model
 from tests.train.test_run import SAME, texts, wait_for, write_config
 from tests.train.test_step_figures import episode
 
-OFF = {"async_steps": 1, "eval_before": False, "eval_after": False, "save_every": 1}
+OFF = {"async_steps": 1, "eval": {"before": False, "after": False}, "save_every": 1}
 
 
 def test_episodes_are_for_the_step_they_were_begun_for_and_outlive_a_process(tmp_path):
@@ -94,13 +94,11 @@ def test_stale_samples_are_weighed():
 MORE_SIGNAL = {
     "minibatches_per_rollout": 2,
     "epochs_per_rollout": 2,
-    "task_sampling": "contrast",
+    "sampler": "contrast",
     "resampling_ratio": 1.0,
     "overlong_tokens": 800,
     "beta": 0.1,
-    "reset_reference_every": 2,
     "entropy_bonus": 0.01,
-    "entropy_floor": 5.0,
 }
 """Everything that a step keeps for the next ones."""
 
@@ -112,7 +110,7 @@ def test_a_killed_run_that_plays_ahead_resumes_to_what_the_unbroken_one_became(t
     changes |= more
     # What else is in a batch depends on the clock and rounds a log-probability otherwise, which
     # weighs a token by it; one turn at a time is computed alike to the last bit.
-    changes["engine_args"] = {"max_batch": 1}
+    changes["engine"] = {"type": "hf", "max_batch": 1}
     status, output = finish(Command("train", write_config(tmp_path, **changes)))
     assert status == 0, output
     unbroken, run = tmp_path / "unbroken", tmp_path / "run"
@@ -147,9 +145,9 @@ def test_a_run_with_more_groups_than_it_needs_ends_and_counts_what_it_dropped(
     tmp_path, unfinished_groups
 ):
     config = write_config(
-        tmp_path, **{**OFF, "async_steps": int(unfinished_groups == "carry"), "eval_after": True},
-        oversampling_ratio=0.5, unfinished_groups=unfinished_groups, horizon_every=1,
-        eval_per_category=1,
+        tmp_path, async_steps=int(unfinished_groups == "carry"), save_every=1,
+        oversampling_ratio=0.5, unfinished_groups=unfinished_groups, horizon={"every": 1},
+        eval={"per_category": 1, "before": False, "after": True},
     )  # fmt: skip
     status, output = finish(Command("train", config))
     assert status == 0, output

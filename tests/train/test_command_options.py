@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
+from typer.utils import get_params_from_function
 
 from agentgym_env.cli import main
+from agentgym_env.cli.main import make_app
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
+from agentgym_gateway.settings import GatewaySettings
 from agentgym_train.cli.train import METHODS
+from agentgym_train.config.audit import AuditSettings
+from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.keys import (
     boolean_keys,
     config_keys,
     expand_flags,
+    inner_keys,
     key_lines,
     world_keys,
 )
-from agentgym_train.config.options import FilterOptions, PolicyOptions
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.worlds import FROM_RUN
@@ -40,24 +46,69 @@ def failure(capsys, *words: str) -> str:
     return capsys.readouterr().err
 
 
-def test_the_options_of_a_policy_and_of_a_filter_are_fields_of_their_settings():
-    for options, settings in ((PolicyOptions, PolicyConfig), (FilterOptions, EpisodeFilter)):
-        own = [field for field in fields(options) if field.name != "settings_of"]
-        assert {f.name for f in own} <= {f.name for f in fields(settings)}
-        for field in own:
-            default = getattr(settings(), field.name)
-            shown = {"{}": {}, "auto": None}.get(field.default, field.default)
-            assert shown == default, field.name
+def options_of(command: str) -> dict[str, set[str]]:
+    """Parameter -> its options, of a command as it is started."""
+    commands = {each.name: each.callback for each in make_app([command]).registered_commands}
+    found = get_params_from_function(commands[command])
+    return {name: set(found[name].default.param_decls or ()) for name in found}
 
 
-def test_collect_takes_the_data_type_of_a_model(tmp_path, capsys):
-    words = ["collect", *SHORT, "--n", "1", "--dtype", "bfloat16", "--out"]
+@pytest.mark.parametrize(
+    ("command", "settings", "others"),
+    [
+        ("eval", PolicyConfig, {"model"}),
+        ("collect", CollectConfig, {"keep", "method"}),
+        ("collect", EpisodeFilter, set()),
+        ("export", EpisodeFilter, set()),
+        ("audit", AuditSettings, {"model", "compute_dtype", "engine", "agent", "trainer_args"}),
+        ("gateway", PolicyConfig, {"agent", "action_format"}),
+        ("gateway", GatewaySettings, {"address_file", "crashes"}),
+    ],
+)
+def test_a_new_field_of_the_settings_is_an_option(command, settings, others):
+    """Decide for a new field whether the command has it."""
+    assert {f.name for f in fields(settings)} - options_of(command).keys() == others
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dtype", "bfloat16"], "--dtype is now --compute-dtype"),
+        (["--gateway", '{"port": 1}'], "--gateway is now part of --agent"),
+        (["--cuda-graphs"], "--cuda-graphs is now --engine '{type: hf, cuda_graphs: true}'"),
+    ],
+)
+def test_an_old_option_is_rejected_with_the_new_one(words, said, capsys):
+    assert said in failure(capsys, "eval", *SHORT, *words)
+    if words[0] != "--cuda-graphs":
+        assert said in failure(capsys, *SHORT_COLLECT, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--horizon", "0"], "horizon is at least 1, got 0"),
+        (["--turn-max-tokens", "-3"], "turn_max_tokens is at least 1, got -3"),
+        (["--compute-dtype", "x"], "compute_dtype must be one of float32, bfloat16, got 'x'"),
+        (["--chat-template-kwargs", "[1]"], "chat_template_kwargs must be a mapping, got [1]"),
+        (["--env-kwargs", "{a: [}"], "--env-kwargs is not valid YAML"),
+        (["--engine", "{type: hf, max_batch: 0}"], "engine.max_batch is at least 1"),
+        (["--engine", "vlm"], "engine has no type 'vlm'; choose from hf, vllm, vllm_colocate"),
+        (["--agent", "{type: window, sze: 3}"], "unknown key sze in agent of type window"),
+    ],
+)
+def test_the_value_of_an_option_is_checked_as_that_of_a_config(words, said, capsys):
+    for command in (["eval"], ["collect", "--out", "unused"]):
+        assert said in failure(capsys, *command, "--env", "textcraft", "--policy", "hf:x", *words)
+
+
+def test_collect_takes_the_data_type_of_a_model(tmp_path):
+    words = ["collect", *SHORT, "--n", "1", "--compute-dtype", "bfloat16", "--out"]
     with pytest.raises(SystemExit) as end:
         main([*words, str(tmp_path / "run")])
     assert not end.value.code
     config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
     assert (config["compute_dtype"], config["dtype"]) == ("bfloat16", "float32")
-    assert "choose from auto, float32, bfloat16" in failure(capsys, *SHORT_COLLECT, "--dtype", "x")
 
 
 def test_a_wrapper_of_eval_takes_arguments_as_in_a_config(tmp_path):
@@ -97,7 +148,7 @@ def test_errors_of_a_wrapper_name_the_option_and_not_the_key(command, capsys, tm
         ("--keep_reasoning --seed 3", "keep_reasoning=true --seed 3"),
         ("--no-keep-reasoning steps=3", "keep_reasoning=false steps=3"),
         ("--keep-reasoning false --packing null", "keep_reasoning=false packing=null"),
-        ("--eval-before=false --no-eval-after", "--eval-before=false eval_after=false"),
+        ("--eval.before=false --no-eval.after", "--eval.before=false eval.after=false"),
         ("keep_reasoning=true", "keep_reasoning=true"),
         # A key with a value takes the next word, whatever it is.
         ("--model --keep-reasoning", "--model --keep-reasoning"),
@@ -125,7 +176,10 @@ def test_an_invalid_flag_is_rejected_with_the_way_to_write_it(words, message):
 
 def test_a_key_is_a_flag_in_every_method_or_in_none():
     for key in boolean_keys():
-        hints = [get_type_hints(config).get(key) for config in CONFIGS.values()]
+        first, _, inner = key.partition(".")
+        hints = [get_type_hints(config).get(first) for config in CONFIGS.values()]
+        if inner:
+            hints = [hint and get_type_hints(hint).get(inner) for hint in hints]
         assert {hint for hint in hints if hint is not None} <= {bool, bool | None}, key
 
 
@@ -146,8 +200,11 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     own = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert own == [key.name for key in config_keys(method)]
     assert set(own) == {f.name for f in fields(CONFIGS[method])}
-    inner = [line.split()[0] for line in lines if line.startswith(" ")]
-    assert inner == [key.name for key in world_keys(method)]
+    for name in ("envs", "eval", "limits", "engine"):
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{name} "))
+        below = itertools.takewhile(lambda line: line.startswith(" "), lines[at + 1 :])
+        assert [line.split()[0] for line in below] == [key.name for key in inner_keys(method, name)]
+    inner = [key.name for key in world_keys(method)]
     inherited = {key.name for key in world_keys(method) if key.default == "the run's"}
     assert inherited == FROM_RUN & set(inner) and inherited < set(own)
     assert ("horizon" in inner, "tasks" in inner) == (
@@ -174,3 +231,7 @@ def test_keys_names_what_a_config_must_have():
         method_config({"method": "rl"})
     assert sorted(re.findall(r"model|output_dir|env", str(error.value))) == sorted(required)
     assert tuple(CONFIGS) == METHODS
+
+
+def test_rl_has_at_most_fifty_keys():
+    assert len(config_keys("rl")) <= 50

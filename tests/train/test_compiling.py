@@ -14,7 +14,7 @@ from tests.train.small import tiny_model
 
 SHORT = [
     "starter:textcraft/quickstart.yaml", "steps=2", "prompts_per_step=2", "num_generations=4",
-    "eval_before=false", "eval_after=false", "resampling_ratio=1", "warmup_steps=0",
+    "eval.before=false", "eval.after=false", "resampling_ratio=1", "trainer_args.warmup_steps=0",
 ]  # fmt: skip
 
 
@@ -24,9 +24,8 @@ def test_compiled_layers_train_as_the_layers_themselves(lora, tmp_path):
     rows = {}
     for name in ("false", "true"):
         run = tmp_path / name
-        status, output = finish(
-            Command("train", *SHORT, lora, f"compile={name}", f"output_dir={run}", cwd=tmp_path)
-        )
+        words = [lora, f"trainer_args.torch_compile={name}", f"output_dir={run}"]
+        status, output = finish(Command("train", *SHORT, *words, cwd=tmp_path))
         assert status == 0, output
         rows[name], _ = RunStore.open(run).metrics()
     for plain, compiled in zip(rows["false"], rows["true"], strict=True):

@@ -6,6 +6,8 @@ import pickle
 from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 
@@ -13,23 +15,23 @@ from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
-from agentgym_train.config.checks import ABOVE_ZERO, MAXIMUM, MINIMUM
+from agentgym_train.config.checks import type_hints
+from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.episodes import EpisodeFilter, PairRules
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.config.read import (
     CONFIGS,
     config_from,
+    method_config,
     parse_overrides,
     read_config,
     read_method_config,
 )
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
-from agentgym_train.data.collection import CollectConfig
 from agentgym_train.models.hub import check_available
-from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.runs.stored import is_complete, resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}
@@ -43,8 +45,11 @@ def file(tmp_path):
 
 
 def test_words_of_the_command_line_win_over_the_file(file):
-    config = read_config(file, ["--steps", "9", "--horizon=[6, 10]", "--algorithm-args", "{a: 1}"])
-    assert (config.steps, config.horizon, config.algorithm_args) == (9, [6, 10], {"a": 1})
+    config = read_config(
+        file, ["--steps", "9", "--horizon=[6, 10]", "--algorithm", "{type: ppo, a: 1}"]
+    )
+    assert (config.steps, config.horizon) == (9, [6, 10])
+    assert config.algorithm == {"type": "ppo", "a": 1}
     assert read_config(file).steps == 7
 
 
@@ -62,10 +67,10 @@ def test_a_config_without_a_method_is_one_of_rl_and_others_are_told_apart(file):
 
 def test_words_reach_into_mappings_and_leave_the_rest_of_them(file):
     file.write_text(file.read_text() + "trainer_args: {epsilon: 0.3}\n")
-    words = ["trainer_args.delta=0.1", "--algorithm-args.gamma", "0.9", "steps=1", "steps=2"]
+    words = ["trainer_args.delta=0.1", "--algorithm.gamma", "0.9", "steps=1", "steps=2"]
     config = read_config(file, words)
     assert config.trainer_args == {"epsilon": 0.3, "delta": 0.1}
-    assert config.algorithm_args == {"gamma": 0.9}
+    assert config.algorithm == {"type": "grpo", "gamma": 0.9}
     assert config.steps == 2
     assert read_config(file, ["trainer_args={}", "trainer_args.delta=1"]).trainer_args == {
         "delta": 1
@@ -89,11 +94,11 @@ def test_a_learning_rate_is_a_number_however_it_is_written(file, word):
 
 
 def test_words_that_old_yaml_takes_for_booleans_are_texts(file):
-    setting = "importance_sampling_correction"
-    assert read_config(file, [f"{setting}=off"]).importance_sampling_correction == "off"
+    setting = "importance_sampling"
+    assert read_config(file, [f"{setting}=off"]).importance_sampling == "off"
     with pytest.raises(BadRequest, match="choose from auto, off, token, geometric"):
         read_config(file, [f"{setting}=on"])
-    assert read_config(file, ["eval_before=false"]).eval_before is False
+    assert read_config(file, ["eval.before=false"]).eval.before is False
 
 
 def test_a_text_that_only_looks_like_a_number_stays_a_text():
@@ -112,17 +117,20 @@ def test_a_config_comes_back_from_its_own_plain_values(file):
     [
         ({"setps": 3}, r"unknown key setps; did you mean steps\?"),
         ({"qqqq": 3, "setps": 1}, r"unknown keys qqqq, setps; valid keys: .*horizon, .*steps"),
-        ({"steps": "many"}, r"Expected `int`, got `str`.*steps"),
+        ({"steps": "many"}, "steps must be an integer, got 'many'"),
         ({"steps": 0}, "steps is at least 1, got 0"),
         ({"num_generations": 1}, "num_generations is at least 2, got 1"),
         ({"rows_per_forward": 7}, "unknown key rows_per_forward"),
-        ({"max_lost_rate": 2.0}, "max_lost_rate is at most 1, got 2.0"),
-        ({"horizon": [10, 5]}, "must increase from stage to stage"),
-        ({"horizon": [5, 10], "horizon_schedule": "fixed"}, "a fixed horizon must be one number"),
-        ({"horizon_schedule": "cubic"}, "unknown horizon_schedule 'cubic'; choose from fixed"),
         (
-            {"horizon": [5, 9], "horizon_schedule": "adaptive", "horizon_threshold": 1.5},
-            "horizon_threshold .* got 1.5",
+            {"limits": {"max_lost_rate": 2.0}},
+            "limits.max_lost_rate is at most 1, got 2.0",
+        ),
+        ({"horizon": [10, 5]}, "must increase from stage to stage"),
+        ({"horizon": {"type": "fixed", "turns": [5, 10]}}, "a fixed horizon must be one number"),
+        ({"horizon": {"type": "cubic"}}, "horizon has no type 'cubic'; choose from fixed"),
+        (
+            {"horizon": {"type": "adaptive", "turns": [5, 9], "threshold": 1.5}},
+            "threshold .* got 1.5",
         ),
         ({"action_format": "xml"}, "no action format 'xml'; available: plain, react"),
     ],
@@ -146,24 +154,36 @@ def test_no_numeric_field_of_any_config_takes_nan_or_a_senseless_negative_number
         given = {f.name: GIVEN[f.name] for f in fields(kind) if f.name in GIVEN}
         made = kind(**given)
         for f in fields(made):
-            if str(f.type).split(" | ")[0] not in ("int", "float"):
+            if not {int, float} & set(numbers_in(type_hints(kind)[f.name])):
                 continue
             seen.add(f.name)
             for value in [nan, inf] + [-1] * (f.name not in MAY_BE_NEGATIVE):
-                with pytest.raises(ConfigError, match=rf"^{f.name} is .*, got {value}"):
+                with pytest.raises(ConfigError, match=rf"^{f.name} .*, got {value}"):
                     kind(**given, **{f.name: value})
                     pytest.fail(f"{kind.__name__}({f.name}={value})")
-    assert seen >= {"learning_rate", "seed", "temperature", "warmup_steps", "max_batch", "gamma"}
-    assert seen >= {name.rpartition(".")[2] for name in {*MINIMUM, *ABOVE_ZERO, *MAXIMUM}}
+    assert seen >= {"learning_rate", "seed", "temperature", "samples", "max_batch", "gamma"}
+
+
+def numbers_in(hint) -> list[Any]:
+    """The types that a field itself may have, without those of what is in a list or mapping."""
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return numbers_in(inner[0])
+    return (
+        [kind for each in inner for kind in numbers_in(each)] if UnionType is type(hint) else [hint]
+    )
 
 
 def test_numbers_in_mappings_are_checked_too():
     for changes, said in (
         ({"lora": {"r": 0}}, "lora.r is at least 1, got 0"),
-        ({"lora": {"lora_dropout": nan}}, "lora.lora_dropout is a finite number, got nan"),
-        ({"trainer_args": {"weight_decay": inf}}, "trainer_args.weight_decay is a finite number"),
-        ({"horizon": [nan]}, "horizon: Expected `int`, got `float`"),
-        ({"steps": "3"}, "steps is a whole number, got '3'"),
+        ({"lora": {"lora_dropout": nan}}, "lora.lora_dropout must be a finite number, got nan"),
+        (
+            {"trainer_args": {"weight_decay": inf}},
+            "trainer_args.weight_decay must be a finite",
+        ),
+        ({"horizon": [nan]}, r"horizon\[0\] must be a finite number, got nan"),
+        ({"steps": "3"}, "steps must be an integer, got '3'"),
     ):
         with pytest.raises(ConfigError, match=said):
             RLConfig(**changes)
@@ -172,10 +192,11 @@ def test_numbers_in_mappings_are_checked_too():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"importance_sampling_correction": "tokens"}, {"unfinished_groups": "keep"},
-        {"keep_tokens": "everything"}, {"eval_after": "no"}, {"horizon": None}, {"horizon": 3.5},
+        {"importance_sampling": "tokens"}, {"unfinished_groups": "keep"},
+        {"keep_tokens": "everything"}, {"eval": {"after": "no"}}, {"horizon": None},
+        {"horizon": 3.5},
         {"env_kwargs": 3}, {"wrappers": "a:B"}, {"trainer_args": 3}, {"lora": 3}, {"agent": 3},
-        {"model": 3}, {"dtype": "fp32"}, {"servers": "http://x"}, {"algorithm_args": [1]},
+        {"model": 3}, {"dtype": "fp32"}, {"servers": "http://x"}, {"algorithm": [1]},
         {"temperature": 0},
     ],
 )  # fmt: skip
@@ -226,7 +247,9 @@ def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_d
     assert resumed_config(tmp_path).as_dict() == config
     config["group_size"] = config.pop("num_generations")
     store.write_json("run.json", {"config": config})
-    said = r"group_size was renamed to num_generations. Edit it in run.json and config.yaml"
+    assert resumed_config(tmp_path).num_generations == config["group_size"]
+    store.write_json("run.json", {"config": {**config, "entropy_floor": 0.1}})
+    said = r"entropy_floor was removed: .* Edit it in run.json and config.yaml"
     with pytest.raises(ConfigError, match=said):
         resumed_config(tmp_path)
     with pytest.raises(ConfigError, match=said):
@@ -234,7 +257,9 @@ def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_d
 
 
 def test_a_wrong_key_in_python_is_named_with_the_right_one():
-    with pytest.raises(ConfigError, match="group_size was renamed to num_generations"):
+    with pytest.raises(
+        ConfigError, match="of an earlier version: group_size: write `num_generations: 4` instead"
+    ):
         RLConfig(group_size=4)
     with pytest.raises(ConfigError, match=r"unknown key stepz; did you mean steps\?"):
         SFTConfig(data=["d"], stepz=4)
@@ -282,18 +307,17 @@ def test_a_local_model_that_is_not_there_is_missed_before_anything_is_loaded(tmp
 
 def test_the_fixed_evaluation_horizon_is_the_last_stages_unless_given():
     (world,) = config_from({**NEEDED, "horizon": [5, 9]}).worlds
-    assert world.eval_horizon == 9
-    (world,) = config_from({**NEEDED, "horizon": [5, 9], "eval_horizon": 7}).worlds
-    assert world.eval_horizon == 7
+    assert world.eval.horizon == 9
+    (world,) = config_from({**NEEDED, "horizon": [5, 9], "eval": {"horizon": 7}}).worlds
+    assert world.eval.horizon == 7
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["engine_concurrency", "env_concurrency", "episode_timeout_s", "retries", "oversampling_ratio"],
+    "field", ["engine_concurrency", "env_concurrency", "episode_timeout_s", "retries"]
 )
 def test_limits_of_rollouts_are_not_below_zero(field):
-    with pytest.raises(BadRequest, match=f"{field} is at least 0, got -1"):
-        config_from({**NEEDED, field: -1})
+    with pytest.raises(BadRequest, match=rf"limits\.{field} is at least 0, got -1"):
+        config_from({**NEEDED, "limits": {field: -1}})
 
 
 def test_the_shipped_configs_are_valid():
@@ -309,7 +333,7 @@ def test_environments_in_python_may_be_mappings_as_in_yaml(tmp_path):
     values = {"model": "m", "output_dir": str(tmp_path), "data": ["d"]}
     config = AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizon": 7}])
     assert config.worlds[0].env == "agentgym/TextCraft-v0" and config.worlds[0].stages == [7]
-    with pytest.raises(ConfigError, match="unknown key horizn in envs"):
+    with pytest.raises(ConfigError, match=r"unknown key horizn in envs\[0\]"):
         AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizn": 7}])
 
 
@@ -334,3 +358,50 @@ def test_a_file_that_is_no_training_config_is_named_as_what_it_is():
 def test_a_model_of_a_run_that_was_not_trained_says_so(tmp_path):
     with pytest.raises(ConfigError, match="runs/sft does not exist or has not finished"):
         check_available(f"{tmp_path}/runs/sft/model")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"agent": 5}, "agent must be text or a mapping, got 5"),
+        ({"horizon": {"type": []}}, r"horizon.type must be text, got \[\]"),
+        ({"horizon": {"type": {}, "turns": 3}}, "horizon.type must be text, got {}"),
+        ({"horizon": {"turns": True}}, "horizon.turns must be a number, or a list of them"),
+        ({"horizon": {"type": "decimal:Decimal", "turns": [3]}}, "is called with turns: "),
+        ({"horizon": {"type": "builtins:max", "turns": [3]}}, "makes 3, no function"),
+        ({"horizon": {5: 3}}, r"the keys of horizon must be text, got \{5: 3\}"),
+        ({"sampler": {"type": "contrast", "tasks": 1}}, "sampler.tasks must be true or false"),
+        ({"model": b"x"}, "model must be text"), ({"model": "\ud800"}, "model cannot be"),
+        ({"limits": {"episode_timeout_s": inf}}, "limits.episode_timeout_s must be a finite"),
+        ({"importance_sampling": {"cap": inf}}, "importance_sampling.cap must be a finite number"),
+        ({"agent": {"type": "window", "size": True}}, "agent.size must be an integer, got True"),
+        ({"agent": {"size": 4}}, "unknown key size in agent of type plain"),
+        ({"trainer_args": {"report_to": {}}}, "report_to has no tracker"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_setting_can_have_is_named_and_never_a_traceback(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        config_from({**NEEDED, **changes})
+    with pytest.raises(ConfigError, match=said):
+        RLConfig(**{**NEEDED, **changes})
+
+
+def test_a_program_is_an_agent_however_it_is_written():
+    for agent in ({"command": "python a.py", "port": 8100},
+                  {"type": "command:python a.py", "port": 8100}):  # fmt: skip
+        config = RLConfig(**NEEDED, agent=agent)
+        assert config.agent == {"type": "command:python a.py", "port": 8100}
+    assert RLConfig(**NEEDED, agent={"command": "true"}).agent == "command:true"
+
+
+def test_what_a_method_needs_is_missing_and_no_traceback():
+    for method in ("sft", "dpo"):
+        with pytest.raises(ConfigError, match="missing data"):
+            method_config({"method": method, "model": "m", "output_dir": "o"})
+
+
+def test_a_horizon_in_an_entry_of_agentevol_is_a_number():
+    values = {"model": "m", "output_dir": "o", "data": ["d"]}
+    for horizon in ({"turn": 5}, {"type": "linear", "turns": 5}, [4, 8]):
+        with pytest.raises(ConfigError, match="horizon is one number with method evolve"):
+            AgentEvolConfig(**values, envs=[{"env": "textcraft", "horizon": horizon}])

@@ -79,9 +79,7 @@ def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
     wrong = next(n for n in "123456" if n not in (task, "2"))
     script = [wrong, task, wrong, wrong]
     plain, before = train_one_step(tmp_path / "plain", guesses(script))
-    weighed, _ = train_one_step(
-        tmp_path / "weighed", guesses(script), importance_sampling_correction="token"
-    )
+    weighed, _ = train_one_step(tmp_path / "weighed", guesses(script), importance_sampling="token")
     assert "engine/kl" not in plain.state.log_history[0]
     assert weighed.state.log_history[0]["engine/logprob_difference_max"] > 0.5
     moved = [
@@ -96,9 +94,9 @@ def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):
 
 def test_bad_settings_are_told():
     values = {"model": "m", "env": "e", "output_dir": "o"}
-    with pytest.raises(BadRequest, match="importance_sampling_cap"):
-        config_from({**values, "importance_sampling_cap": 0.5})
-    with pytest.raises(BadRequest, match="importance_sampling_correction"):
-        config_from({**values, "importance_sampling_correction": "sometimes"})
+    with pytest.raises(BadRequest, match=r"importance_sampling\.cap is at least 1"):
+        config_from({**values, "importance_sampling": {"cap": 0.5}})
+    with pytest.raises(BadRequest, match="importance_sampling has no type 'sometimes'"):
+        config_from({**values, "importance_sampling": "sometimes"})
     with pytest.raises(BadRequest, match="unknown outcome lunch"):
         config_from({**values, "train_outcomes": ["lunch"]})

@@ -132,7 +132,7 @@ def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_pa
     arguments = {"gamma": 1.0, "lam": 1.0, "critic_learning_rate": 0.1}
     script = [first_task(), "9", "8", "9"]
     trainer, _ = train_one_step(
-        tmp_path / "a", guesses(script), algorithm=algorithm, algorithm_args=arguments
+        tmp_path / "a", guesses(script), algorithm={"type": algorithm, **arguments}
     )
     row = trainer.state.log_history[0]
     assert {"critic/loss", "critic/grad_norm"} <= set(row)
@@ -148,8 +148,8 @@ def test_the_first_step_of_ppo_is_that_of_reinforce_with_whitened_returns(tmp_pa
 
 def test_while_the_critic_warms_up_the_policy_stays_as_it_is(tmp_path):
     trainer, before = train_one_step(
-        tmp_path, guesses([first_task(), "9", "8", "9"]), algorithm="ppo", beta=0.0,
-        algorithm_args={"critic_warmup": 1, "critic_learning_rate": 0.1},
+        tmp_path, guesses([first_task(), "9", "8", "9"]),
+        algorithm={"type": "ppo", "critic_warmup": 1, "critic_learning_rate": 0.1}, beta=0.0,
         compute_dtype="float32",
         trainer_args={"weight_decay": 0.1, "save_strategy": "no"},
     )  # fmt: skip

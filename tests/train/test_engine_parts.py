@@ -29,20 +29,20 @@ from tests.train.small import tiny_model
 @pytest.mark.parametrize(
     ("engine", "values", "said"),
     [
-        ("hf", {"dtype": "float32"}, "unknown key dtype in engine_args of hf"),
-        ("vllm_server", {"severs": []}, r"unknown key severs .*did you mean servers\?"),
-        ("vllm_colocate", {"sleep_level": 3}, "invalid engine_args of vllm_colocate: .*3"),
-        ("vllm_colocate", {"tensor_parallel_size": 2}, "is 1, got 2: .*use engine: vllm_server"),
+        ("hf", {"dtype": "float32"}, "unknown key dtype in engine of type hf"),
+        ("vllm", {"severs": []}, r"unknown key severs .*did you mean servers\?"),
+        ("vllm_colocate", {"sleep_level": 3}, "engine.sleep_level must be one of 0, 1, 2, got 3"),
+        ("vllm_colocate", {"tensor_parallel_size": 2}, "is 1, got 2: .*use engine: vllm$"),
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(engine, values, said):
     with pytest.raises(BadRequest, match=said):
-        engine_settings(engine, values)
+        engine_settings({"type": engine, **values})
 
 
 def test_on_a_cpu_what_is_for_gpus_does_no_harm():
     told = {"gpu_memory_utilization": 0.8, "attention_backend": "FLASH_ATTN", "sleep_level": 1}
-    values = engine_values(engine_settings("vllm_colocate", told), 64, memory_share=0.3)
+    values = engine_values(engine_settings({"type": "vllm_colocate", **told}), 64, memory_share=0.3)
     assert not {"gpu_memory_utilization", "attention_backend"} & set(values)
     assert (values["dtype"], values["block_size"], values["enforce_eager"]) == ("float32", 32, True)
 

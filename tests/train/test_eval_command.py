@@ -199,7 +199,7 @@ def test_tasks_are_named_one_by_one_or_by_a_file(tmp_path):
         (["--baseline", "expert"], "--baseline 'expert' is not one of 'random'"),
         (["--agent", "window:2"], "agent 'window:2' would change nothing"),
         (["--split", "dev"], "no split 'dev'"),
-        (["--env-kwargs", "[]"], "--env-kwargs must be a JSON object"),
+        (["--env-kwargs", "[]"], "env_kwargs must be a mapping"),
         (["--policy", "vllm:http://127.0.0.1:9"], "no vLLM server responds"),
     ],
 )

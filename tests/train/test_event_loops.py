@@ -28,7 +28,7 @@ from agentgym_train.evaluation.play import evaluate
 from agentgym_train.event_loop import LoopRunner, run_async
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.runner import RolloutRunner
-from tests.train.small import textcraft_tokenizer, tiny_model
+from tests.train.small import merged, textcraft_tokenizer, tiny_model
 from tests.train.test_agent_trainer import SHORT, UNEVEN
 from waiting import turned, until
 
@@ -55,7 +55,7 @@ def in_loop_of_thread(work):
 
 
 def trainer_of(folder, **changes):
-    args = RLConfig(output_dir=str(folder), **{**SHORT, **changes})
+    args = RLConfig(output_dir=str(folder), **merged(SHORT, changes))
     tokenizer = textcraft_tokenizer()
     return AgentTrainer(tiny_model(), UNEVEN, args, processing_class=tokenizer, console=QUIET)
 

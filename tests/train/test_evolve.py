@@ -121,13 +121,19 @@ def test_metrics_are_of_each_environment_if_there_is_more_than_one(tmp_path, env
         ({"envs": [], "env": ""}, "missing env"),
         ({"envs": [{"env": TEXTCRAFT, "horizon": [3, 6]}]}, "horizon is one number"),
         ({"env": TEXTCRAFT}, "name the environments with envs, or one with env"),
-        ({"envs": [{"env": TEXTCRAFT, "horizn": 3}]}, "unknown key horizn in envs; did you mean"),
-        ({"envs": ["textcraft"]}, "an entry of envs is 'textcraft'; write"),
+        (
+            {"envs": [{"env": TEXTCRAFT, "horizn": 3}]},
+            "unknown key horizn in envs[0]; did you mean",
+        ),
+        ({"envs": ["textcraft"]}, "envs[0] must be a mapping, got 'textcraft'"),
         ({"envs": [{"env": TEXTCRAFT}, {"env": "textcraft"}]}, "is twice in envs"),
-        ({"envs": [{"env": TEXTCRAFT, "weight": 0}]}, "weight is above 0, got 0"),
+        (
+            {"envs": [{"env": TEXTCRAFT, "weight": 0}]},
+            "envs[0].weight is above 0, got 0",
+        ),
         ({"envs": [{"env": "agentgym/TextCart-v0"}]}, "TextCraft"),
         ({"iterations": 0}, "iterations is at least 1, got 0"),
-        ({"merge": "some"}, "Invalid enum value 'some'"),
+        ({"merge": "some"}, "merge must be one of data, all, none, got 'some'"),
         ({"trainer_args": {"max_steps": 3}}, "trainer_args.max_steps is set by steps"),
     ],
 )
@@ -144,8 +150,8 @@ def test_one_environment_needs_no_list_and_what_is_open_is_the_runs_own():
     )
     assert isinstance(told, AgentEvolConfig)
     (world,) = told.worlds
-    assert (world.env, world.stages, world.eval_split) == (TEXTCRAFT, [7], "test")
-    assert (world.split, world.eval_horizon) == ("train", 7)
+    assert (world.env, world.stages, world.eval.split) == (TEXTCRAFT, [7], "test")
+    assert (world.split, world.eval.horizon) == ("train", 7)
     assert method_config(told.as_dict()) == told
     learning = told.sft_config("base", "out")
     assert (learning.rows_per_step, learning.learning_rate) == (32, 1e-5)
@@ -179,7 +185,7 @@ def write(folder: Path, name: str, **changes) -> Path:
         "epochs": 2,
         "learning_rate": 5e-3,
         "save_every": 1,
-        "eval_horizon": 3,
+        "eval": {"horizon": 3},
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**values, **changes}))

@@ -14,7 +14,7 @@ from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.read import read_config, read_method_config
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise
+from agentgym_train.rollout.horizon import Adaptive, Fixed, ScalingInterStepwise, make_horizon
 from examples.train.textcraft.variants import STACK, ReactiveTextCraft, RenamedTextCraft
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ TRAIN = ROOT / "examples" / "train"
 WORLDS = ("textcraft", "babyai", "sciworld", "search", "webarena")
 SHORT = (
     "--steps 2 --horizon [2] --prompts_per_step 2 --num_generations 2 "
-    "--eval_before false --eval_after false --save_every 2"
+    "--eval.before false --eval.after false --save_every 2"
 )
 # Of the paper's scripts: world, fixed turns, stages and their steps, then of each of the two
 # prompts x episodes, mini-batches x epochs, tokens of prompt + response, tokens a turn; last, turns
@@ -74,17 +74,17 @@ def test_the_papers_runs_have_the_papers_numbers(
     world, fixed, stages, every, fixed_batch, staged_batch, eval_horizon
 ):
     rl, scaling = config_of(world, "agentgym_rl"), config_of(world, "scaling_inter")
-    assert rl.make_horizon() == Fixed(fixed)
-    assert scaling.make_horizon() == ScalingInterStepwise(tuple(stages), every)
+    assert make_horizon(rl.horizon) == Fixed(fixed)
+    assert make_horizon(scaling.horizon) == ScalingInterStepwise(tuple(stages), every)
     assert scaling.steps == rl.steps == every * len(stages)
     for config, expected in ((rl, fixed_batch), (scaling, staged_batch)):
         batch = (config.prompts_per_step, config.num_generations)
         batch += (config.minibatches_per_rollout, config.epochs_per_rollout)
         assert (*batch, config.max_tokens, config.turn_max_tokens) == expected
         assert (config.learning_rate, config.beta, config.temperature) == (1e-6, 0.001, 1.0)
-        assert (config.algorithm, config.worlds[0].eval_horizon) == ("grpo", eval_horizon)
-        assert config.eval_temperature == 1.0
-        assert config.algorithm_args == {"average": "sequence"}
+        assert config.worlds[0].eval.horizon == eval_horizon
+        assert config.eval.temperature == 1.0
+        assert config.algorithm == {"type": "grpo", "average": "sequence"}
         assert (config.entropy_bonus, config.trainer_args["weight_decay"]) == (0.001, 0.01)
         assert config.engine == "vllm_colocate"
         config.check_processes(8)
@@ -127,11 +127,12 @@ def test_the_stages_of_smollm2_have_one_prompt_and_one_evaluation(world):
     before_rl = re.findall(r"output_dir=(\S+)", text) or [sft.output_dir]
     assert rl.model == f"{before_rl[-1]}/model"
     same = ("env", "instruction", "agent", "turn_max_tokens", "max_tokens", "compute_dtype")
-    for name in (*same, "eval_split"):
+    for name in same:
         assert getattr(sft, name) == getattr(rl, name), name
-    assert sft.worlds[0].eval_horizon == rl.worlds[0].eval_horizon
-    assert rl.worlds[0].eval_horizon == rl.stages[-1]
-    assert rl.split != rl.eval_split
+    assert sft.eval.split == rl.eval.split
+    assert sft.worlds[0].eval.horizon == rl.worlds[0].eval.horizon
+    assert rl.worlds[0].eval.horizon == rl.stages[-1]
+    assert rl.split != rl.eval.split
     assert f"--split {rl.split} --policy expert" in text and f"--out {sft.data[0]}" in text
 
 
@@ -176,7 +177,7 @@ def test_the_reactive_expert_neither_computes_nor_repeats():
 
 
 def test_the_small_run_of_textcraft_has_an_adaptive_horizon():
-    assert isinstance(config_of("textcraft", "small").make_horizon(), Adaptive)
+    assert isinstance(make_horizon(config_of("textcraft", "small").horizon), Adaptive)
 
 
 def one_run(config: Path, folder: Path, *words: str) -> list[dict[str, float]]:

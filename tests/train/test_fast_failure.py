@@ -47,10 +47,10 @@ def refusal(*words: object, before: str = "") -> str:
     ("word", "said"),
     [
         ("setps=3", "unknown key setps; did you mean steps?"),
-        ("horizn_every=3", "unknown key horizn_every; did you mean horizon_every?"),
-        ("steps=many", "Expected `int`, got `str`"),
+        ("horizn=3", "unknown key horizn; did you mean horizon?"),
+        ("steps=many", "steps must be an integer, got 'many'"),
         ("horizon=[10,10]", "a horizon must increase from stage to stage, got [10, 10]"),
-        ("horizon_schedule=adaptive horizon_threshold=0", "horizon_threshold is above 0, got 0"),
+        ("horizon.type=adaptive horizon.threshold=0", "threshold is above 0, got 0"),
         ("--num-processes 3", "prompts_per_step 2 is not divisible by 3 processes"),
         ("--accelerate none.yaml", "no accelerate config none.yaml; one is starter:accelerate/"),
         ("model=./nothing", "no model in ./nothing: there is no config.json"),

@@ -13,7 +13,7 @@ from agentgym_train.training.dpo import AgentDPOTrainer
 from agentgym_train.training.finite import NotFinite
 from agentgym_train.training.sft import imitate
 from tests.train.command import Command, finish
-from tests.train.small import textcraft_tokenizer, tiny_model
+from tests.train.small import merged, textcraft_tokenizer, tiny_model
 from tests.train.test_evolve import write as write_evolve
 from tests.train.test_imitation import rows_of
 from tests.train.test_imitation import settings as sft_settings
@@ -24,7 +24,7 @@ from tests.train.test_preference import settings as dpo_settings
 from tests.train.test_run import write_config
 
 BREAKS = {"learning_rate": 1e30, "trainer_args": {"max_grad_norm": 0.0}}
-NO_EVAL = {"eval_before": False, "eval_after": False}
+NO_EVAL = {"eval": {"before": False, "after": False}}
 
 
 def saved(run: Path) -> list[str]:
@@ -116,13 +116,13 @@ RL = {"steps": 3, "save_every": 1, "entropy_bonus": 0.1, **NO_EVAL}
     ids=["saved at once", "saved later", "within a step"],
 )
 def test_a_run_of_rl_that_breaks_exits_with_1_and_without_weights(tmp_path, changes):
-    status, output = finish(Command("train", write_config(tmp_path, **{**RL, **changes})))
+    status, output = finish(Command("train", write_config(tmp_path, **merged(RL, changes))))
     assert_it_stopped(status, output, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_run_whose_critic_breaks_exits_with_1_and_without_weights(tmp_path):
-    critic = {"algorithm": "ppo", "algorithm_args": {"critic_learning_rate": 1e30}}
+    critic = {"algorithm": {"type": "ppo", "critic_learning_rate": 1e30}}
     config = write_config(tmp_path, **{**RL, **critic, "env": "tests.train.uneven:Uneven"})
     status, output = train_in(1, config)
     assert_it_stopped(status, output, tmp_path / "run")
@@ -158,7 +158,8 @@ def test_two_processes_stop_together(tmp_path):
 @pytest.mark.slow
 def test_the_last_good_checkpoint_is_named_and_training_goes_on_from_it(tmp_path):
     # The first learning rate of the warmup is 0: the first checkpoint is good.
-    config = write(tmp_path, "sft", warmup_steps=1, **BREAKS)
+    changes = merged(BREAKS, {"trainer_args": {"warmup_steps": 1}})
+    config = write(tmp_path, "sft", **changes)
     for words in ([config], ["--resume", tmp_path / "run"]):
         status, output = finish(Command("train", *words))
         good = tmp_path / "run" / "checkpoints" / "checkpoint-1"

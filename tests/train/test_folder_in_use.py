@@ -22,7 +22,7 @@ from tests.train.test_last_step import write_evolve
 from tests.train.test_launching import ROOT
 from tests.train.test_run import wait_for, write_config
 
-CHANGES = {"eval_before": False, "eval_after": False, "steps": 3, "save_every": 1}
+CHANGES = {"eval": {"before": False, "after": False}, "steps": 3, "save_every": 1}
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:

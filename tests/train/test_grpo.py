@@ -63,17 +63,17 @@ def test_advantages_stand_on_sampled_tokens_alone():
 
 
 def test_algorithms_are_found_by_name_or_path():
-    assert make_algorithm("grpo", {"scale": False}) == GRPO(scale=False)
-    assert make_algorithm("agentgym_train.algorithms.grpo:GRPO", {}) == GRPO()
+    assert make_algorithm({"type": "grpo", "scale": False}) == GRPO(scale=False)
+    assert make_algorithm("agentgym_train.algorithms.grpo:GRPO") == GRPO()
 
 
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [("grop", {}, "unknown algorithm 'grop'; choose from grpo"),
-     ("grpo", {"gamma": 1}, "unknown key gamma in algorithm_args of grpo"),
+     ("grpo", {"gamma": 1}, "unknown key gamma in algorithm of type grpo"),
      ("nowhere:X", {}, "cannot import"),
      ("agentgym_train.training.batch:Nothing", {}, "cannot import")],
 )  # fmt: skip
 def test_an_unknown_algorithm_or_field_says_what_there_is(name, values, said):
     with pytest.raises(BadRequest, match=said):
-        make_algorithm(name, values)
+        make_algorithm({"type": name, **values})

@@ -12,11 +12,11 @@ import typer
 from agentgym_env.client.transports import AsyncInProcessTransport
 from agentgym_env.errors import EnvironmentLost
 from agentgym_servers.cli import serve
+from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.config.read import method_config
 from agentgym_train.rollout import runner as rollout_runner
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.inprocess import Leaping, Waiting, rollouts
 

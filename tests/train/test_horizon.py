@@ -34,10 +34,13 @@ def test_linear_climbs_from_number_to_number_and_stays_at_the_last():
 
 
 def test_one_number_is_a_fixed_horizon_and_several_are_stages():
-    assert make_horizon([7], every=100) == Fixed(7)
-    assert make_horizon([7, 9], every=3) == ScalingInterStepwise((7, 9), 3)
-    assert make_horizon([7, 9], 3, "linear") == Linear((7, 9), 3)
-    assert make_horizon([7, 9], 3, "adaptive", threshold=0.5) == Adaptive((7, 9), 3, 0.5)
+    assert make_horizon(7) == make_horizon([7]) == make_horizon({"turns": 7}) == Fixed(7)
+    assert make_horizon([7, 9]) == ScalingInterStepwise((7, 9), 100)
+    assert make_horizon({"turns": [7, 9], "every": 3}) == ScalingInterStepwise((7, 9), 3)
+    setting = {"turns": [7, 9], "every": 3}
+    assert make_horizon({"type": "linear", **setting}) == Linear((7, 9), 3)
+    adaptive = make_horizon({"type": "adaptive", "threshold": 0.5, **setting})
+    assert adaptive == Adaptive((7, 9), 3, 0.5)
     assert {Fixed(7)(s) for s in (0, 500)} == {7}
 
 
@@ -101,9 +104,14 @@ def play(horizon, successes, first=0):
     return turns
 
 
+def schedule(name, turns, settings):
+    own = settings if name == "adaptive" else {"every": settings["every"]}
+    return make_horizon({"type": name, "turns": turns, **own})
+
+
 @given(RISING, SETTINGS, SUCCESSES, st.sampled_from(["stepwise", "linear", "adaptive"]))
 def test_no_schedule_shrinks_or_leaves_its_numbers(rounds, settings, successes, name):
-    turns = play(make_horizon(rounds, schedule=name, **settings), successes)
+    turns = play(schedule(name, rounds, settings), successes)
     assert turns == sorted(turns)
     assert all(rounds[0] <= h <= rounds[-1] for h in turns)
     if name != "linear":
@@ -112,7 +120,7 @@ def test_no_schedule_shrinks_or_leaves_its_numbers(rounds, settings, successes, 
 
 @given(RISING, SETTINGS, SUCCESSES)
 def test_adaptive_stays_in_each_stage_as_long_as_it_must(rounds, settings, successes):
-    turns = play(make_horizon(rounds, schedule="adaptive", **settings), successes)
+    turns = play(schedule("adaptive", rounds, settings), successes)
     for stage in set(turns) - {turns[-1] if turns else 0}:
         assert turns.count(stage) >= max(settings["every"], settings["window"])
 
@@ -122,11 +130,11 @@ def test_a_schedule_resumed_at_any_step_is_the_unbroken_one(
     rounds, settings, successes, name, data
 ):
     cut = data.draw(st.integers(0, len(successes)))
-    unbroken = make_horizon(rounds, schedule=name, **settings)
+    unbroken = schedule(name, rounds, settings)
     expected = play(unbroken, successes)
-    killed = make_horizon(rounds, schedule=name, **settings)
+    killed = schedule(name, rounds, settings)
     before = play(killed, successes[:cut])
-    resumed = make_horizon(rounds, schedule=name, **settings)
+    resumed = schedule(name, rounds, settings)
     resumed.load_state_dict(json.loads(json.dumps(killed.state_dict())))
     assert before + play(resumed, successes[cut:], cut) == expected
     assert resumed.state_dict() == unbroken.state_dict()
@@ -134,8 +142,9 @@ def test_a_schedule_resumed_at_any_step_is_the_unbroken_one(
 
 @pytest.mark.parametrize(
     ("rounds", "every", "said"),
-    [((), 1, "at least 1 turn"), ((0, 5), 1, "at least 1 turn"), ((5, 5), 1, "must increase"),
-     ((9, 5), 1, "must increase"), ((5, 9), 0, "at least 1")],
+    [((), 1, "has no number"), ((0, 5), 1, r"turns\[0\] is at least 1, got 0"),
+     ((5, 5), 1, "must increase"), ((9, 5), 1, "must increase"),
+     ((5, 9), 0, "every is at least 1, got 0")],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [ScalingInterStepwise, Linear, Adaptive])
 def test_a_schedule_that_makes_no_sense_is_refused(kind, rounds, every, said):
@@ -149,15 +158,15 @@ def test_a_schedule_that_makes_no_sense_is_refused(kind, rounds, every, said):
         ([5, 9], "fixed", {}, r"a fixed horizon must be one number, got \[5, 9\]"),
         ([5], "linear", {}, r"a linear horizon needs at least two numbers, got \[5\]"),
         ([5], "adaptive", {}, "an adaptive horizon needs at least two numbers"),
-        ([5, 9], "adaptive", {"threshold": 0.0}, "above 0 and at most 1, got 0.0"),
-        ([5, 9], "adaptive", {"threshold": 1.1}, "above 0 and at most 1, got 1.1"),
-        ([5, 9], "adaptive", {"patience": 0}, "horizon_patience must be at least 1"),
-        ([5, 9], "adaptive", {"window": 0}, "horizon_window must be at least 1"),
+        ([5, 9], "adaptive", {"threshold": 0.0}, "threshold is above 0, got 0.0"),
+        ([5, 9], "adaptive", {"threshold": 1.1}, "threshold is at most 1, got 1.1"),
+        ([5, 9], "adaptive", {"patience": 0}, "patience is at least 1, got 0"),
+        ([5, 9], "adaptive", {"window": 0}, "window is at least 1, got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(rounds, schedule, settings, said):
     with pytest.raises(BadRequest, match=said):
-        make_horizon(rounds, 1, schedule, **settings)
+        make_horizon({"type": schedule, "turns": rounds, **settings})
 
 
 def test_the_state_of_another_schedule_is_refused():
@@ -167,4 +176,21 @@ def test_the_state_of_another_schedule_is_refused():
 
 def test_a_schedule_that_cannot_be_called_is_named():
     with pytest.raises(ConfigError, match="the horizon schedule 'os:path' is a module"):
-        make_horizon([5], 1, "os:path")
+        make_horizon({"type": "os:path", "turns": 5})
+    with pytest.raises(ConfigError, match=r"is called with turns, every=\.\.\.: .*'every'"):
+        make_horizon({"type": "builtins:sum", "turns": [5], "every": 3})
+    with pytest.raises(ConfigError, match=r"unknown key every in horizon of type fixed"):
+        make_horizon({"type": "fixed", "turns": 5, "every": 3})
+
+
+def test_a_schedule_of_the_user_is_called_with_the_turns_and_its_own_fields():
+    name = f"{__name__}:Halves"
+    assert make_horizon({"type": name, "turns": [8, 2], "floor": 3})(5) == 11
+
+
+class Halves:
+    def __init__(self, turns, floor=1):
+        self.total = sum(turns) // 2 + 2 * floor
+
+    def __call__(self, step):
+        return self.total

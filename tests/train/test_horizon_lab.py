@@ -148,7 +148,7 @@ def test_a_masked_reward_never_reaches_the_policy():
         truncated=torch.tensor([True, False]),
     )  # fmt: skip
     assert torch.equal(MaskedRewardReinforcePP().advantages(batch), torch.zeros(2, 3))
-    correct = make_algorithm("reinforce_pp", {}).advantages(batch)
+    correct = make_algorithm("reinforce_pp").advantages(batch)
     # Returns 0 0 1 1: mean 1/2, deviation sqrt(1/3) with n - 1.
     expected = torch.tensor([[-1.0, 0.0, -1.0], [1.0, 0.0, 1.0]]) / 2 * sqrt(3)
     assert torch.allclose(correct, expected, atol=1e-3)
@@ -178,7 +178,7 @@ def test_every_part_has_cells_with_names_and_folders_of_their_own(study_of_all):
         assert len(set(values)) == len(values)
     assert all(cell.path == made.out / cell.name for cell in cells)
     stages = {cell.labels["tag"]: cell.config.horizon for cell in cells if "stages" in cell.labels}
-    assert len(stages) == 7 and stages["10-20-30-x1"] == [11, 21, 32]
+    assert len(stages) == 7 and stages["10-20-30-x1"]["turns"] == [11, 21, 32]
 
 
 def test_a_result_of_another_plan_is_not_taken(lab, tmp_path):

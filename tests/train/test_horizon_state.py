@@ -17,15 +17,10 @@ from tests.train.test_run import wait_for, write_config
 # Nothing is ever solved at these horizons, so success never rises: after the first step of a
 # stage the horizon grows at every second one.
 ADAPTIVE = {
-    "horizon": [1, 2, 3],
-    "horizon_schedule": "adaptive",
-    "horizon_every": 1,
-    "horizon_patience": 1,
-    "horizon_window": 1,
+    "horizon": {"type": "adaptive", "turns": [1, 2, 3], "every": 1, "patience": 1, "window": 1},
+    "eval": {"before": False, "after": False},
     "steps": 12,
     "save_every": 1,
-    "eval_before": False,
-    "eval_after": False,
 }
 GROWN = [1, 1, 2, 2] + [3] * 8
 ENV, OTHER = "agentgym/TextCraft-v0", "agentgym/BabyAI-v0"

@@ -17,7 +17,7 @@ from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 from agentgym_train.training.packing import check_packing
 from agentgym_train.training.sft import AgentSFTTrainer, imitate
 from tests.train.demonstrating import demonstration
-from tests.train.small import textcraft_tokenizer, tiny_model
+from tests.train.small import merged, textcraft_tokenizer, tiny_model
 
 
 def rows_of(*tasks: str) -> list[dict[str, list[int]]]:
@@ -30,7 +30,8 @@ def rows_of(*tasks: str) -> list[dict[str, list[int]]]:
 
 
 def settings(out: Path, **changes) -> SFTConfig:
-    values = {"rows_per_step": 4, "learning_rate": 1e-3, "warmup_steps": 2, **changes}
+    values = {"rows_per_step": 4, "learning_rate": 1e-3, "trainer_args": {"warmup_steps": 2}}
+    values = merged(values, changes)
     return SFTConfig(model="tiny", data=["made here"], output_dir=str(out), **values)
 
 
@@ -50,7 +51,7 @@ def test_tasks_of_the_evaluation_that_are_learned_from_are_reported():
     episodes = [demonstration(task) for task in known.split("paper")[:3]]
     episodes.append(demonstration(known.split("paper_train")[0]))
     (said,) = warnings_of_shown_tasks(known, "paper", episodes[0].env, episodes)
-    assert "3 of the 100 tasks of eval_split 'paper' are in the data" in said
+    assert "3 of the 100 tasks of eval.split 'paper' are in the data" in said
     assert warnings_of_shown_tasks(known, "paper", episodes[0].env, episodes[3:]) == []
     assert warnings_of_shown_tasks(known, "paper", "agentgym/BabyAI-v0", episodes) == []
     variants = [structs.replace(episode, env="variants:RenamedTextCraft") for episode in episodes]

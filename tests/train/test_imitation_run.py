@@ -64,7 +64,7 @@ def write(folder: Path, method: str, **changes) -> Path:
 def whole(request, tmp_path_factory) -> tuple[str, Path, str]:
     """(method, run folder, what was printed) of a run that evaluates before and after."""
     folder = tmp_path_factory.mktemp(f"whole-{request.param}")
-    config = write(folder, request.param, env="textcraft", eval_horizon=1, eval_per_category=1)
+    config = write(folder, request.param, env="textcraft", eval={"horizon": 1, "per_category": 1})
     status, output = finish(Command("train", config))
     assert status == 0, output
     return request.param, folder / "run", output
@@ -84,7 +84,7 @@ def test_a_run_leaves_its_summary_metrics_curves_and_model(whole):
         assert (folder / name).stat().st_size > 0
     assert "8 episodes" in output or "8 pairs of 16 episodes" in output
     assert "success before" in output and "Traceback" not in output
-    assert output.count("Warning") == output.count("Warning: 2 of the 100 tasks of eval_split") == 1
+    assert output.count("Warning") == output.count("Warning: 2 of the 100 tasks of eval.split") == 1
     assert "it/s]" not in output
 
 

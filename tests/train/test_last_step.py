@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from agentgym_env.run_store import RunStore
 from tests.train import test_imitation_run, test_run
 from tests.train.command import Command, finish
-from tests.train.small import save_tiny_policy
+from tests.train.small import merged, save_tiny_policy
 from tests.train.test_run import wait_for
 
 pytestmark = pytest.mark.slow
 TEXTCRAFT = "agentgym/TextCraft-v0"
 STEPS, EPISODES = 3, 100
-EVALUATED = {"env": TEXTCRAFT, "eval_horizon": 8, "eval_before": False, "steps": STEPS}
+EVALUATED = {"env": TEXTCRAFT, "eval": {"horizon": 8, "before": False}, "steps": STEPS}
 """An evaluation that takes seconds, so that a process can be killed in it."""
 # Entropy has a gradient whatever is played, so one step more is other weights.
 RL = {**EVALUATED, "save_every": 2, "entropy_bonus": 0.01}
@@ -52,8 +52,7 @@ def write_evolve(folder: Path) -> Path:
         "rows_per_step": 4,
         "learning_rate": 5e-3,
         "save_every": 1,
-        "eval_horizon": 8,
-        "eval_before": False,
+        "eval": {"horizon": 8, "before": False},
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))
@@ -103,7 +102,7 @@ def test_a_run_killed_in_its_final_evaluation_is_evaluated_and_not_trained(tmp_p
 
 
 def test_a_finished_run_is_left_as_it_is_and_without_its_summary_only_that_is_written(tmp_path):
-    config = test_run.write_config(tmp_path, **RL, eval_after=False)
+    config = test_run.write_config(tmp_path, **merged(RL, {"eval": {"after": False}}))
     run = tmp_path / "run"
     status, output = finish(Command("train", config))
     assert status == 0, output
@@ -158,7 +157,7 @@ def test_a_finished_run_that_is_trained_further_is_the_longer_run(tmp_path, kind
 
 def test_a_decaying_learning_rate_follows_the_longer_schedule_at_once(tmp_path):
     run = tmp_path / "run"
-    changes = {**EVALUATED, "eval_after": False, "learning_rate": 1e-3}
+    changes = {**EVALUATED, "eval": {"after": False}, "learning_rate": 1e-3}
     config = write(tmp_path, "sft", changes)
     for words in (("train", config), ("train", "--resume", run, "steps=6")):
         status, output = finish(Command(*words))

@@ -24,6 +24,7 @@ from agentgym_train.runs import launch
 from agentgym_train.runs.launch import launch_if_asked
 from agentgym_train.runs.place import ASKED, Place, place
 from tests.train.command import MAIN, Command, finish
+from tests.train.small import merged
 from tests.train.test_async_rollouts import MORE_SIGNAL
 from tests.train.test_run import write_config
 from waiting import until
@@ -38,7 +39,7 @@ UNEVEN = {
     "num_generations": 2,
     "turn_max_tokens": 5,
     "save_every": 1,
-    "eval_horizon": 5,
+    "eval": {"horizon": 5},
 }
 
 
@@ -118,7 +119,8 @@ def test_two_processes_are_the_run_of_one(one_and_two):
 
 @pytest.mark.slow
 def test_the_config_for_two_processes_on_cpus_starts_two(tmp_path):
-    config = write_config(tmp_path, **UNEVEN, eval_before=False, eval_after=False)
+    changes = merged(UNEVEN, {"eval": {"before": False, "after": False}})
+    config = write_config(tmp_path, **changes)
     status, output = run(
         *ACCELERATE, "--config_file", CONFIGS["cpu_two_processes"], "-m", "agentgym_train",
         config, "steps=1",
@@ -252,7 +254,7 @@ def test_processes_that_share_a_sharded_model_sample_unequally_often_without_wai
 @pytest.mark.slow
 def test_two_processes_with_all_that_gives_more_signal_stay_one_run_and_resume(tmp_path):
     changes = UNEVEN | MORE_SIGNAL | {"steps": 4, "save_every": 2, "learning_rate": 0.01}
-    changes |= {"eval_before": False, "eval_after": False}
+    changes |= {"eval": {"before": False, "after": False}}
     config = write_config(tmp_path, **changes)
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     status, output = train_in(2, config, f"output_dir={whole}")

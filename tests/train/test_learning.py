@@ -107,8 +107,8 @@ def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path
 def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, arms, tmp_path):
     command = [
         sys.executable, str(FOLDER / "compare.py"), *words, "--seeds", "1", "--out", str(tmp_path),
-        "prompts_per_step=1", "num_generations=2", "horizon=[3]", "eval_horizon=3",
-        "eval_samples=1",
+        "prompts_per_step=1", "num_generations=2", "horizon=[3]", "eval.horizon=3",
+        "eval.samples=1",
     ]  # fmt: skip
     shown = []
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_a_comparison_runs_once_and_shows_what_is_done_the_second_time(words, ar
 def test_sft_gets_as_much_processor_time_as_rl_and_nothing_runs_twice(tmp_path):
     command = [
         sys.executable, str(FOLDER / "against_sft.py"), "--world", "courier", "--seeds", "1",
-        "--out", str(tmp_path), "steps=2", "eval_samples=1",
+        "--out", str(tmp_path), "steps=2", "eval.samples=1",
     ]  # fmt: skip
     first = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert first.returncode == 0, first.stdout + first.stderr

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from agentgym_env.errors import teaches
+from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
 from waiting import LEAP_S
 from worlds import Trouble

@@ -18,7 +18,6 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
 from agentgym_train.rollout.horizon import Fixed
 from agentgym_train.training.batch import OverlongPenalty, token_batch
-from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import StepSampler, StepWorld
 from agentgym_train.training.task_order import TaskContrast
 from agentgym_train.training.update import PackedUpdate
@@ -158,18 +157,6 @@ def test_outcomes_that_are_not_trained_on_are_no_contrast():
     assert not sampler(Runner(["1"]), train_outcomes=["success"]).is_informative(group)
 
 
-@pytest.mark.parametrize(
-    ("floor", "entropies", "applies"),
-    [(None, [], True), (0.5, [], False), (0.5, [0.1, 0.6], False), (0.5, [0.6, 0.4], True)],
-)
-def test_an_entropy_floor_applies_after_a_step_below_it(floor, entropies, applies):
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(entropy_floor=floor),
-        state=SimpleNamespace(log_history=[{"entropy": e} for e in entropies] + [{"loss": 1.0}]),
-    )
-    assert RLTrainer._wants_entropy(trainer) is applies
-
-
 def test_the_penalty_on_long_episodes_is_that_of_the_paper():
     penalty = OverlongPenalty(limit=100, zone=20)
     for length, expected in ((79, 0), (80, 0), (90, 0.5), (100, 1), (140, 1)):
@@ -184,10 +171,10 @@ def test_the_penalty_on_long_episodes_is_that_of_the_paper():
 def test_groups_that_differ_in_their_penalty_alone_are_informative(tmp_path):
     status, said = finish(
         Command(
-            "train", "starter:textcraft/quickstart.yaml", "steps=1", "eval_before=false",
-            "eval_after=false", "prompts_per_step=2", "num_generations=4", "horizon=1",
+            "train", "starter:textcraft/quickstart.yaml", "steps=1", "eval.before=false",
+            "eval.after=false", "prompts_per_step=2", "num_generations=4", "horizon=1",
             "minibatches_per_rollout=1", "resampling_ratio=1", "overlong_tokens=1024",
-            "task_sampling=contrast", "warmup_steps=0", f"output_dir={tmp_path / 'run'}",
+            "sampler=contrast", "trainer_args.warmup_steps=0", f"output_dir={tmp_path / 'run'}",
         )
     )  # fmt: skip
     assert status == 0, said
@@ -240,12 +227,10 @@ def step_inputs_of(inputs, row):
     [
         ({"resampling_ratio": 1, "oversampling_ratio": 1}, "cannot be combined"),
         ({"overlong_tokens": 10**9}, "overlong_tokens is at most max_tokens"),
-        ({"entropy_floor": 0.1}, "entropy_floor needs entropy_bonus"),
-        ({"reset_reference_every": 5, "lora": {"r": 8}}, "unset lora"),
-        ({"reset_reference_every": 5}, "needs beta"),
-        ({"trainer_args": {"use_adaptive_entropy": True}}, "write entropy_floor: VALUE"),
-        ({"trainer_args": {"sync_ref_model": True}}, "write reset_reference_every: VALUE"),
-        ({"trainer_args": {"scale_rewards": False}}, r"write algorithm_args: \{scale: true\}"),
+        ({"sampler": {"type": "contrast", "envs": True}}, "sampler.envs draws from several"),
+        ({"trainer_args": {"use_adaptive_entropy": True}}, "entropy_bonus is constant"),
+        ({"trainer_args": {"sync_ref_model": True}}, "the reference of beta is the initial policy"),
+        ({"trainer_args": {"scale_rewards": False}}, r"write algorithm: \{type: grpo, scale: true"),
         ({"trainer_args": {"learning_rate": 1e-2}}, "write learning_rate: VALUE"),
         ({"trainer_args": {"output_dir": "/x"}}, "write output_dir: VALUE"),
         ({"trainer_args": {"logging_steps": 10}}, "metrics are written at every step"),
@@ -253,7 +238,7 @@ def step_inputs_of(inputs, row):
         ({"trainer_args": {"vllm_mode": "server"}}, "has no effect"),
         ({"trainer_args": {"mask_truncated_completions": True}}, "write train_outcomes"),
         ({"num_iterations": 2}, "num_iterations is TRL's; write epochs_per_rollout"),
-        ({"scale_rewards": True}, "write algorithm_args: {scale: true}"),
+        ({"scale_rewards": True}, "write algorithm: {type: grpo, scale: true}"),
         ({"weight_decay": 0.1}, "write trainer_args: {weight_decay: VALUE}"),
     ],
 )

@@ -66,8 +66,8 @@ def rows(tokenizer: Any) -> list[Any]:
 def trained(folder, model, tokenizer, steps: int = 6, **changes: Any) -> Any:
     """A trainer with LoRA adapters after some steps, or resumed from a checkpoint."""
     config = settings(
-        folder, steps=steps, lora={"r": 4}, learning_rate=0.02, warmup_steps=0, save_every=3,
-        trainer_args={"lr_scheduler_type": "constant"},
+        folder, steps=steps, lora={"r": 4}, learning_rate=0.02,
+        trainer_args={"warmup_steps": 0, "lr_scheduler_type": "constant"}, save_every=3,
     )  # fmt: skip
     trainer = AgentSFTTrainer(model, tokenizer, rows(tokenizer), config, folder)
     trainer.train(**changes)
@@ -129,9 +129,9 @@ def test_engines_sample_with_the_trained_tokens_and_leave_the_model_as_it_is(tmp
     ids = torch.tensor([prompts[0]])
     with torch.no_grad():
         assert torch.allclose(whole(ids).logits, policy(ids).logits, atol=1e-4), "for vLLM"
-    with pytest.raises(ConfigError, match=r"engine_args\.adapter_updates to false"):
+    with pytest.raises(ConfigError, match=r"engine\.adapter_updates to false"):
         adapters_of(policy)
-    with pytest.raises(ConfigError, match=r"engine_args\.adapter_updates to false"):
+    with pytest.raises(ConfigError, match=r"engine\.adapter_updates to false"):
         sends_adapters(ServerSettings(adapter_updates=True), policy)
     assert not sends_adapters(ServerSettings(), policy)
 

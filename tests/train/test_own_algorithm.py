@@ -37,14 +37,14 @@ def test_the_documented_algorithm_trains_a_step_by_the_documented_command(tmp_pa
         [
             Path(sys.executable).with_name("agentgym"), "train", TEXTCRAFT / "quickstart.yaml",
             f"model={TEXTCRAFT / 'warm_policy'}", "output_dir=run", "steps=1",
-            "prompts_per_step=2", "num_generations=2", "eval_before=false",
-            "eval_after=false", *words,
+            "prompts_per_step=2", "num_generations=2", "eval.before=false",
+            "eval.after=false", *words,
         ],
         cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     config = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
-    assert config["algorithm_args"] == {"scale": 0.5}
+    assert config["algorithm"] == {"type": words[0].partition("=")[2], "scale": 0.5}
     (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert row["step"] == 1
 
@@ -53,7 +53,7 @@ def test_the_documented_algorithm_is_what_the_page_says(tmp_path, monkeypatch):
     name, text, _ = shown()
     (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    made = make_algorithm(f"{name.removesuffix('.py')}:GroupBaseline", {"scale": 0.5})
+    made = make_algorithm({"type": f"{name.removesuffix('.py')}:GroupBaseline", "scale": 0.5})
     assert made.loss.loss_type == "grpo"
     # Two groups of two; the last episode was lost, so its group's mean is 3.
     returns, taught = (1.0, 2.0, 3.0, 9.0), (True, True, True, False)
@@ -94,7 +94,7 @@ class Empty(Algorithm):
 )
 def test_what_is_no_algorithm_is_rejected_before_a_step(name, told):
     with pytest.raises(BadRequest, match=told):
-        make_algorithm(f"{__name__}:{name}", {})
+        make_algorithm(f"{__name__}:{name}")
 
 
 def test_every_named_algorithm_states_its_loss_once():

@@ -9,12 +9,14 @@ from trl.chat_template_utils import qwen3_chat_template
 import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.checks import RENAMED
-from agentgym_train.config.options import PolicyOptions
+from agentgym_train.config.old_names import MOVED, REMOVED, upgraded
+from agentgym_train.config.options import settings_of
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import CONFIGS, config_from, method_config
 from agentgym_train.rollout.chat import chat_of
+from agentgym_train.rollout.policy import policy_of
 from tests.train.command import Command, finish
+from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.templates import tokenizer_with
 
 NEEDED = {
@@ -30,19 +32,43 @@ def test_an_old_config_key_is_rejected_with_its_new_name(method):
     values = {"method": method, "model": "m", "output_dir": "o", **NEEDED[method]}
     method_config(values)
     rejected = 0
-    for old, new in RENAMED.items():
-        if new in CONFIGS[method].__dataclass_fields__ and old not in values:
-            with pytest.raises(ConfigError, match=f"{old} was renamed to {new}"):
+    for old, new in MOVED.items():
+        own = CONFIGS[method].__dataclass_fields__
+        if new.partition(".")[0] in own and old not in own:
+            said = f"keys of an earlier version: {old}: write `{new.partition('.')[0]}: "
+            with pytest.raises(ConfigError, match=said):
                 method_config({**values, old: 1})
+            with pytest.raises(ConfigError, match=said):
+                CONFIGS[method](**{**values, old: 1})
             rejected += 1
     assert rejected >= 3
+
+
+def test_a_removed_key_of_rl_is_rejected_with_the_reason():
+    values = {"model": "m", "output_dir": "o", **NEEDED["rl"]}
+    for old, (default, reason) in REMOVED.items():
+        with pytest.raises(ConfigError, match=f"leave out {old}: {reason}"):
+            method_config({**values, old: default})
+        assert upgraded({**values, old: default}) == values
+        with pytest.raises(ConfigError, match=f"{old} was removed: {reason}"):
+            upgraded({**values, old: 7})
 
 
 def test_a_method_that_samples_only_in_evaluation_rejects_a_temperature():
     for method in ("sft", "dpo"):
         values = {"method": method, "model": "m", "output_dir": "o", **NEEDED[method]}
-        with pytest.raises(ConfigError, match="set eval_temperature instead of temperature"):
+        with pytest.raises(
+            ConfigError, match="set eval: \\{temperature: VALUE\\} instead of temperature"
+        ):
             method_config({**values, "temperature": 0.5})
+
+
+@pytest.mark.parametrize("method", ["rl", "sft", "dpo"])
+def test_an_evaluation_has_a_temperature_of_its_own(method):
+    """One that the method's training would reject."""
+    values = {"method": method, "model": "m", "output_dir": "o", **NEEDED[method]}
+    policy = policy_of(method_config(values), tiny_model(), textcraft_tokenizer())
+    assert callable(policy.actors(0.0)) and callable(policy.actors(0.7, "other"))
 
 
 def test_the_instruction_of_the_action_format_is_appended_once():
@@ -118,24 +144,23 @@ def test_settings_of_a_run_are_used_where_no_option_sets_another(tmp_path):
     }  # fmt: skip
     (run / "config.yaml").write_text(yaml.safe_dump(stored))
     for place in (run, run / "config.yaml"):
-        options = PolicyOptions(settings_of=str(place))
-        config = PolicyConfig(**options.values(TEXTCRAFT, given={"max_tokens"}))
+        config = PolicyConfig(**settings_of(str(place), {"max_tokens": 8192}, TEXTCRAFT))
         assert (config.instruction, config.agent) == ("Craft.", "window:2"), "the environment's own"
         assert (config.turn_max_tokens, config.max_tokens) == (24, 8192)
         assert config.temperature == 1.0, "not that of training"
-    assert PolicyConfig(**options.values("babyai")).instruction == "Play."
+    assert PolicyConfig(**settings_of(str(run), {}, "babyai")).instruction == "Play."
     (run / "config.yaml").write_text("agent: package.module:Class\n")
     with pytest.raises(
         ConfigError, match=r"the agent of .* is code or a program, 'package.module:Class'"
     ):
-        options.values()
-    assert "agent" in options.values(given={"agent"})
+        settings_of(str(run), {})
+    assert settings_of(str(run), {"agent": "plain"}) == {"agent": "plain"}
     with pytest.raises(ConfigError, match="neither the folder of a training run nor its config"):
-        PolicyOptions(settings_of=str(tmp_path)).values()
+        settings_of(str(tmp_path), {})
     for envs in ("5", "[5]", "textcraft"):
         (tmp_path / "config.yaml").write_text(f"model: m\nenvs: {envs}\n")
         with pytest.raises(ConfigError, match="envs"):
-            PolicyOptions(settings_of=str(tmp_path)).values()
+            settings_of(str(tmp_path), {})
 
 
 def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp_path, qwen):
@@ -155,8 +180,7 @@ def test_a_training_run_and_its_audit_use_the_arguments_of_the_chat_template(tmp
                 "turn_max_tokens": 4,
                 "max_tokens": 4096,
                 "instruction": "Craft.",
-                "eval_before": False,
-                "eval_after": False,
+                "eval": {"before": False, "after": False},
                 "keep_tokens": "all",
             }
         )

@@ -8,10 +8,10 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.audit.episodes import Settings
 from agentgym_train.audit.number_rules import RULES
 from agentgym_train.audit.rules import apply
 from agentgym_train.audit.subject import Subject
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.rl import RLConfig
@@ -115,7 +115,7 @@ def test_an_audit_reports_positions_and_fails_beyond_them():
 
     def finding(**changes):
         return apply(
-            rule, Subject("tiny", tiny_model(), textcraft_tokenizer(), Settings(**changes))
+            rule, Subject("tiny", tiny_model(), textcraft_tokenizer(), AuditSettings(**changes))
         )
 
     assert (finding().status, finding().detail) == ("pass", "8192 positions, max_tokens 4096")
@@ -124,7 +124,7 @@ def test_an_audit_reports_positions_and_fails_beyond_them():
     assert failed.detail == "max_tokens is 9000, but the model has 8192 positions"
     assert "to at most 8192" in failed.remedy
     gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **OLD_SIZE))
-    lowered = apply(rule, Subject("gpt2", gpt2, textcraft_tokenizer(), Settings()))
+    lowered = apply(rule, Subject("gpt2", gpt2, textcraft_tokenizer(), AuditSettings()))
     assert lowered.detail == "256 positions, max_tokens 256"
 
 

@@ -45,7 +45,7 @@ def test_a_reference_that_is_another_policy_is_refused(lora):
     with pytest.raises(ConfigError, match=r"beta 0\.1 compares with; leave it out of lora"):
         check_rl(rl(lora=lora, beta=0.1))
     with pytest.raises(ConfigError, match="algorithm reinforce_pp compares with"):
-        check_rl(rl(lora=lora, algorithm="reinforce_pp", algorithm_args={"beta": 0.1}))
+        check_rl(rl(lora=lora, algorithm={"type": "reinforce_pp", "beta": 0.1}))
     with pytest.raises(ConfigError, match="DPO compares with"):
         check_dpo(DPOConfig(model="m", data=["d"], output_dir="o", lora=lora))
     check_rl(rl(lora=lora))
@@ -83,7 +83,7 @@ def test_the_saved_model_is_the_trained_one(tmp_path, start):
     model, tokenizer = load_policy(save_tiny_policy(tmp_path / "policy"))
     config = settings(
         tmp_path, steps=2, lora={"r": 4, "init_lora_weights": start}, learning_rate=0.02,
-        warmup_steps=0, trainer_args={"save_strategy": "no"},
+        trainer_args={"warmup_steps": 0, "save_strategy": "no"},
     )  # fmt: skip
     trainer = AgentSFTTrainer(model, tokenizer, rows_of("stick", "ladder"), config, tmp_path)
     trainer.train()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.learn import SFTConfig
-from agentgym_train.config.options import PolicyOptions
+from agentgym_train.config.options import settings_of
 from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.report import CategoryReport, EvalReport
@@ -63,7 +63,7 @@ def test_the_suggestions_after_sft_are_for_every_environment(tmp_path):
     after = {"a/A-v0": {"cut_turns": 0.1}, "b/B-v0": {"cut_turns": 0.5}}
     store.write_json("summary.json", {"success_after": 0.01, "after": after, "steps": 3})
     envs = [
-        {"env": "a/A-v0", "servers": ["http://a"], "instruction": "Go.", "eval_horizon": 4},
+        {"env": "a/A-v0", "servers": ["http://a"], "instruction": "Go.", "eval": {"horizon": 4}},
         {"env": "b/B-v0", "servers": ["http://b"], "wrappers": ["w:W"]},
     ]
     config = SFTConfig(model="m", envs=envs, data=["d"], output_dir="x")
@@ -145,7 +145,8 @@ def test_the_summary_adds_up_the_steps(tmp_path):
     found = summary(CONFIG, store_with(tmp_path, 3), {"e": report(0.3)}, {"e": report(0.5)})
     expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
                 "retried_episodes": 6, "success_before": 0.3, "success_after": 0.5,
-                "train_seconds": 4.5, "seed": 0, "eval_horizon": 8, "episodes": 3 * 64}  # fmt: skip
+                "train_seconds": 4.5, "seed": 0, "eval_horizon": 8,
+                "episodes": 3 * 64}  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert summary(CONFIG, store_with(tmp_path, 1), {}, {})["success_after"] is None
 
@@ -170,14 +171,13 @@ def test_no_reward_is_outside_the_plot(tmp_path, scale):
 
 
 def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path):
-    envs = [{"env": "textcraft", "instruction": ""}, {"env": "babyai", "eval_horizon": 5}]
+    envs = [{"env": "textcraft", "instruction": ""}, {"env": "babyai", "eval": {"horizon": 5}}]
     config = RLConfig(model="m", output_dir="x", envs=envs)
     first, second, *_ = (command for command, _ in next_commands(config, RunStore(tmp_path)))
     assert "TextCraft-v0" in first and f"--settings-of {tmp_path}" in first
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"envs": envs}))
-    options = PolicyOptions(settings_of=str(tmp_path))
-    assert options.values("agentgym/TextCraft-v0")["instruction"] == ""
-    assert options.values("agentgym/BabyAI-v0").get("instruction") is None
+    assert settings_of(str(tmp_path), {}, "agentgym/TextCraft-v0") == {"instruction": ""}
+    assert settings_of(str(tmp_path), {}, "agentgym/BabyAI-v0") == {}
     assert "BabyAI-v0" in second and "--settings-of" not in second and "--horizon 5" in second
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from agentgym_env.client.aio import AsyncEnvClient
 from agentgym_env.errors import teaches
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits, RolloutLimits
+from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.model_actors import model_actor
 from tests.train.templates import APPEND_ONLY, DROPS_REASONING, tokenizer_with

@@ -105,8 +105,11 @@ def reference(before, trajectories, average, length):
     [
         ("token", {}),
         ("token", {"max_tokens_per_microbatch": 1}),
-        ("sequence", {"algorithm_args": {"average": "sequence"}}),
-        ("sequence", {"algorithm_args": {"average": "sequence"}, "max_tokens_per_microbatch": 1}),
+        ("sequence", {"algorithm": {"type": "grpo", "average": "sequence"}}),
+        (
+            "sequence",
+            {"algorithm": {"type": "grpo", "average": "sequence"}, "max_tokens_per_microbatch": 1},
+        ),
         ("dr_grpo", {"algorithm": "dr_grpo"}),
     ],
     ids=lambda value: str(value),

@@ -14,8 +14,8 @@ from tests.train.test_run import write_config
 @pytest.mark.slow
 def test_two_processes_with_unequal_numbers_of_rows_take_the_steps_of_one(tmp_path):
     config = write_config(
-        tmp_path, **UNEVEN, agent="window:2", algorithm="ppo", beta=0.1, eval_before=False,
-        eval_after=False, keep_tokens="all",
+        tmp_path, **{**UNEVEN, "eval": {"before": False, "after": False}}, agent="window:2",
+        algorithm="ppo", beta=0.1, keep_tokens="all",
     )  # fmt: skip
     runs = {count: tmp_path / f"run-{count}" for count in (1, 2)}
     for count, folder in runs.items():

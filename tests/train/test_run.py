@@ -22,7 +22,7 @@ from agentgym_train.config.read import read_config
 from agentgym_train.runs.next_steps import WEAK
 from processes import all_gone
 from tests.train.command import Command, finish
-from tests.train.small import save_tiny_policy
+from tests.train.small import merged, save_tiny_policy
 from waiting import until
 
 
@@ -31,8 +31,8 @@ def write_config(folder: Path, **changes) -> Path:
         "model": save_tiny_policy(folder / "policy"),
         "env": "agentgym/TextCraft-v0",
         "output_dir": str(folder / "run"),
-        "horizon": [2, 3],
-        "horizon_every": 2,
+        "horizon": {"turns": [2, 3], "every": 2},
+        "eval": {"horizon": 1},
         "turn_max_tokens": 6,
         "max_tokens": 900,
         "instruction": "",
@@ -41,10 +41,9 @@ def write_config(folder: Path, **changes) -> Path:
         "steps": 4,
         "learning_rate": 1e-3,
         "save_every": 2,
-        "eval_horizon": 1,
     }
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump({**values, **changes}))
+    path.write_text(yaml.safe_dump(merged(values, changes)))
     return path
 
 
@@ -140,14 +139,14 @@ def test_an_interrupted_run_resumes_to_what_the_unbroken_one_became(whole_run, t
     "changes",
     [
         {"beta": 0.1},
-        {"algorithm": "reinforce_pp", "algorithm_args": {"beta": 0.1}},
+        {"algorithm": {"type": "reinforce_pp", "beta": 0.1}},
         {"lora": {"r": 4}},
         {"lora": {"r": 4}, "beta": 0.1, "algorithm": "ppo"},
     ],
     ids=["kl", "kl in rewards", "lora", "lora, kl and a critic"],
 )
 def test_a_run_with_a_reference_or_adapters_learns_keeps_and_evaluates_its_model(tmp_path, changes):
-    config = write_config(tmp_path, steps=2, learning_rate=0.02, eval_before=False, **changes)
+    config = write_config(tmp_path, steps=2, learning_rate=0.02, eval={"before": False}, **changes)
     status, output = finish(Command("train", config))
     assert status == 0, output
     run = tmp_path / "run"
@@ -172,7 +171,7 @@ SAME = ("reward", "success", "horizon", "turns", "env_steps", "loss", "grad_norm
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_killed_run_resumes_to_what_the_unbroken_one_became(tmp_path, algorithm):
-    changes = {"eval_before": False, "eval_after": False, "algorithm": algorithm, "save_every": 1}
+    changes = {"eval": {"before": False, "after": False}, "algorithm": algorithm, "save_every": 1}
     status, output = finish(Command("train", write_config(tmp_path, **changes)))
     assert status == 0, output
     unbroken = tmp_path / "unbroken"
@@ -260,7 +259,7 @@ def test_training_on_two_addresses_goes_on_with_one(tmp_path, run):
     dying, living = (run("agentgym/TextCraft-v0", "--port", "0") for _ in range(2))
     changes = {"servers": [dying.address(), living.address()], "steps": 8, "save_every": 8}
     process = Command(
-        "train", write_config(tmp_path, **changes, eval_before=False, eval_after=False)
+        "train", write_config(tmp_path, **changes, eval={"before": False, "after": False})
     )
     folder = tmp_path / "run"
     wait_for(lambda: (folder / "metrics.jsonl").exists(), process)
@@ -326,8 +325,8 @@ def test_values_that_only_libraries_reject_leave_an_earlier_run_where_it_is(whol
     config = run / "config.yaml"
     for word, said in (
         ("seed=5000000000", "seed is at most 4294967295"),
-        ("lora={r: x}", "lora.r: Expected `int`, got `str`"),
-        ("trainer_args={max_grad_norm: x}", "trainer_args.max_grad_norm: Expected `float`"),
+        ("lora={r: x}", "lora.r must be an integer, got 'x'"),
+        ("trainer_args={max_grad_norm: x}", "trainer_args.max_grad_norm must be a number"),
     ):
         status, output = finish(Command("train", config, f"output_dir={run}", word))
         assert status == 2 and said in output and "Traceback" not in output, output

@@ -19,8 +19,8 @@ def test_the_search_quickstart_takes_its_steps(tmp_path):
     assert values["horizon"] == [4, 6, 8]
     changes = {
         "output_dir": str(tmp_path / "run"), "steps": 2, "prompts_per_step": 2,
-        "num_generations": 2, "turn_max_tokens": 8, "horizon_every": 1, "eval_before": False,
-        "eval_after": False, "warmup_steps": 0,
+        "num_generations": 2, "turn_max_tokens": 8, "horizon": {"every": 1},
+        "eval": {"before": False, "after": False}, "trainer_args": {"warmup_steps": 0},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, **changes}))
     status, output = finish(Command("train", tmp_path / "config.yaml"))

@@ -95,7 +95,7 @@ def test_a_training_run_names_the_file_and_never_the_token(guarded, token_file, 
         "model": save_tiny_policy(tmp_path / "policy"), "env": ENV, "output_dir": str(run),
         "servers": [guarded], "token_file": str(token_file), "horizon": 1, "steps": 1,
         "turn_max_tokens": 4, "max_tokens": 900, "instruction": "", "prompts_per_step": 1,
-        "num_generations": 2, "eval_before": False, "eval_after": False,
+        "num_generations": 2, "eval": {"before": False, "after": False},
     }  # fmt: skip
     config.write_text(yaml.safe_dump(values))
     status, output = finish(Command("train", config))

@@ -23,14 +23,14 @@ from agentgym_env.trajectory import Turn
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
-from agentgym_train.config.read import config_from, method_config, read_config
+from agentgym_train.config.read import config_from, method_config, read_config, stored_config
 from agentgym_train.config.worlds import World, file_name
 from agentgym_train.data.collection import FilteredEpisodes
 from agentgym_train.data.datasets import SFTDataset
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon
+from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.next_steps import next_learning_commands
 from agentgym_train.runs.run import evaluate_worlds, stored_report
@@ -112,7 +112,9 @@ def test_a_group_stays_in_its_environment_and_each_goes_through_its_own_tasks():
 
 def test_environments_that_still_teach_are_drawn_more_often():
     worlds = [world("a", 50), world("b", 50)]
-    episodes = sampler(worlds, env_sampling="contrast", prompts_per_step=8)
+    episodes = sampler(
+        worlds, sampler={"type": "contrast", "tasks": False, "envs": True}, prompts_per_step=8
+    )
     before = Counter(draw.env for step in range(50) for draw in episodes.tasks(step)[::2])
     assert before[0] == before[1]
     for number in range(40):
@@ -175,7 +177,7 @@ def mixed_step():
 
 @pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline", "grpo", "rloo"])
 def test_whitening_is_within_an_environment_and_group_baselines_are_unchanged(name):
-    algorithm, step = make_algorithm(name, {}), mixed_step()
+    algorithm, step = make_algorithm(name), mixed_step()
     batch = replace(step.batch(), envs=torch.tensor([0, 0, 0, 0, 1, 1]))
     found = advantages_per_env(algorithm, batch)
     together = algorithm.advantages(step.batch())
@@ -199,16 +201,22 @@ def test_whitening_is_within_an_environment_and_group_baselines_are_unchanged(na
         ({"envs": [{"env": TEXTCRAFT, "wieght": 2}]}, "wieght"),
         ({"envs": [{"env": TEXTCRAFT, "weight": 0}]}, "weight is above 0, got 0"),
         ({"envs": [{"env": TEXTCRAFT, "horizon": [9, 5]}]}, "TextCraft-v0 in envs: .*increase"),
-        ({"envs": [TEXTCRAFT]}, "write `envs:"),
-        ({"envs": BOTH, "horizon_schedule": "adaptive"}, "needs at least two numbers"),
+        ({"envs": [TEXTCRAFT]}, r"envs\[0\] must be a mapping, got 'agentgym/TextCraft-v0'"),
+        ({"envs": BOTH, "horizon": {"type": "adaptive", "turns": 4}}, "needs at least two numbers"),
         ({"envs": [{"env": TEXTCRAFT, "horizon": [4, 8]}], "horizon": [9, 5]}, "increase"),
-        ({"env": "textcraft", "env_sampling": "contrast"}, "set envs"),
+        (
+            {"env": "textcraft", "sampler": {"type": "contrast", "tasks": False, "envs": True}},
+            "set envs",
+        ),
         (
             {"env": "textcraft", "weight": 2},
             "weight is a key of an entry of envs: write .*weight: 2",
         ),
         ({"envs": [{"horizon": 3}]}, "an entry of envs has no env; write"),
-        ({"envs": [{"env": TEXTCRAFT, "horizon": [2.5]}]}, "Expected `int`, got `float`"),
+        (
+            {"envs": [{"env": TEXTCRAFT, "horizon": [2.5]}]},
+            r"envs\[0\]\.horizon\[0\] must be an integer, got 2\.5",
+        ),
         ({}, "missing env"),
     ],
 )
@@ -232,34 +240,39 @@ def test_env_on_the_command_line_replaces_envs_of_the_file_and_the_other_way_rou
 
 def test_values_that_an_environment_leaves_open_are_the_run_s():
     config = config_from({
-        **NEEDED, "horizon": [4, 8], "split": "train", "eval_horizon": 12, "instruction": "Play.",
-        "eval_samples": 2, "eval_per_category": 5,
+        **NEEDED, "horizon": [4, 8], "split": "train",
+        "eval": {"horizon": 12, "samples": 2, "per_category": 5}, "instruction": "Play.",
         "envs": [{"env": "textcraft", "horizon": 6, "instruction": "Craft."},
-                 {"env": "babyai", "eval_samples": 3, "eval_per_category": 1}],
+                 {"env": "babyai", "eval": {"samples": 3, "per_category": 1}}],
     })  # fmt: skip
     first, second = config.worlds
     assert (first.stages, second.stages) == ([6], [4, 8])
     assert (first.instruction, second.instruction) == ("Craft.", "Play.")
-    assert first.eval_horizon == second.eval_horizon == 12
-    assert (first.eval_samples, second.eval_samples) == (2, 3)
-    assert (first.eval_per_category, second.eval_per_category) == (5, 1)
-    assert first.env == TEXTCRAFT and first.eval_split == "test"
+    assert first.eval.horizon == second.eval.horizon == 12
+    assert (first.eval.samples, second.eval.samples) == (2, 3)
+    assert (first.eval.per_category, second.eval.per_category) == (5, 1)
+    assert first.env == TEXTCRAFT and first.eval.split == "test"
     assert config_from(yaml.safe_load(yaml.safe_dump(config.as_dict()))) == config
 
 
 def test_one_environment_may_keep_its_horizon_where_that_of_others_grows():
     envs = [{"env": "textcraft", "horizon": [4, 8]}, {"env": "babyai", "horizon": 20}]
-    config = config_from({**NEEDED, "envs": envs, "horizon_schedule": "adaptive"})
-    first, second = (config.make_horizon(world.stages) for world in config.worlds)
+    config = config_from({**NEEDED, "envs": envs, "horizon": {"type": "adaptive"}})
+    first, second = (make_horizon(world.horizon) for world in config.worlds)
     assert isinstance(first, Adaptive) and isinstance(second, Fixed) and second(99) == 20
 
 
 def test_a_list_of_one_environment_and_one_environment_are_the_same_run(tmp_path):
     model = save_tiny_policy(tmp_path / "tiny")
-    both = {"eval_samples": 2, "eval_per_category": 1, "steps": 2}
+    both = {"eval": {"samples": 2, "per_category": 1}, "steps": 2}
     runs = {
         "list": {"envs": [{"env": TEXTCRAFT, "horizon": [1, 2], "instruction": ""}]},
-        "one": {"env": "textcraft", "envs": [], "horizon": [1, 2], "instruction": ""},
+        "one": {
+            "env": "textcraft",
+            "envs": [],
+            "horizon": {"turns": [1, 2], "every": 1},
+            "instruction": "",
+        },
     }
     for name, values in runs.items():
         config = run_config(model, tmp_path / name, **both, **values)
@@ -292,10 +305,13 @@ class Watching(Horizon):
 
 
 def test_a_schedule_is_copied_for_each_environment_and_follows_the_success_there(tmp_path):
-    envs = [{"env": TEXTCRAFT, "instruction": ""}, {"env": hosting.GUESS, "eval_split": "train"}]
+    envs = [
+        {"env": TEXTCRAFT, "instruction": ""},
+        {"env": hosting.GUESS, "eval": {"split": "train"}},
+    ]
     config = run_config(
         save_tiny_policy(tmp_path / "tiny"), tmp_path / "run", envs=envs, steps=2,
-        eval_before=False, eval_after=False,
+        eval={"before": False, "after": False},
     )  # fmt: skip
     given = Watching()
     with AgentTrainer(args=config, horizon=given, console=QUIET) as trainer:
@@ -315,13 +331,13 @@ def test_sft_and_dpo_are_evaluated_in_every_environment(tmp_path, method):
     worse.turns[:] = [Turn("look", "look", "You see a table.")]
     data.append_trajectories("train", [demonstration(), worse])
     envs = [
-        {"env": TEXTCRAFT, "eval_per_category": 1, "eval_horizon": 2},
-        {"env": hosting.GUESS, "eval_split": "train", "eval_samples": 2, "instruction": "Guess."},
+        {"env": TEXTCRAFT, "eval": {"per_category": 1, "horizon": 2}},
+        {"env": hosting.GUESS, "eval": {"split": "train", "samples": 2}, "instruction": "Guess."},
     ]
     config = method_config({
         "method": method, "model": model, "output_dir": str(tmp_path / "run"), "envs": envs,
         "data": [str(data.path)], "steps": 1, "turn_max_tokens": 16, "max_tokens": 900,
-        "eval_horizon": 3, "eval_before": False,
+        "eval": {"horizon": 3, "before": False},
         {"sft": "rows_per_step", "dpo": "pairs_per_step"}[method]: 1,
     })  # fmt: skip
     with AgentTrainer(args=config, console=QUIET) as trainer:
@@ -365,7 +381,7 @@ OLD = {"env": TEXTCRAFT, "env_kwargs": {}, "servers": [], "weight": 2.0, "eval_s
     ],
 )  # fmt: skip
 def test_the_config_in_a_run_folder_of_an_earlier_version_is_read(values, stages):
-    config = method_config({**NEEDED, **values})
+    config = stored_config(Path(), {**NEEDED, **values})
     (world,) = config.worlds
     assert (world.env, world.stages, world.weight) == (TEXTCRAFT, stages, 2.0)
     assert method_config(json.loads(json.dumps(config.as_dict()))) == config
@@ -444,14 +460,15 @@ def run_config(model, out, **changes):
     values = {
         "model": model, "output_dir": str(out), "steps": 3, "prompts_per_step": 3,
         "num_generations": 2, "turn_max_tokens": 6, "max_tokens": 900, "learning_rate": 1e-2,
-        "eval_per_category": 1, "save_every": 1, "algorithm": "reinforce_pp",
+        "eval": {"per_category": 1}, "save_every": 1,
+        "horizon": {"type": "stepwise", "turns": 30, "every": 1},
+        "algorithm": "reinforce_pp",
         "envs": [
             {"env": TEXTCRAFT, "horizon": [2, 3], "weight": 2.0, "instruction": ""},
-            {"env": hosting.GUESS, "horizon": 4, "eval_split": "train", "eval_horizon": 5,
-             "eval_samples": 3,
+            {"env": hosting.GUESS, "horizon": 4,
+             "eval": {"split": "train", "horizon": 5, "samples": 3},
              "wrappers": [{"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 0.5}]},
-        ],
-        "horizon_every": 1, **changes,
+        ], **changes,
     }  # fmt: skip
     return RLConfig(**values)
 
@@ -502,7 +519,7 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"resampling_ratio": 1.0, "task_sampling": "contrast", "env_sampling": "contrast"},
+    {"resampling_ratio": 1.0, "sampler": {"type": "contrast", "tasks": True, "envs": True}},
     pytest.param({"async_steps": 1, "max_staleness": 2}, marks=pytest.mark.slow),
     pytest.param({"algorithm": "ppo", "prompts_per_step": 2}, marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -510,10 +527,10 @@ def test_steps_without_an_environment_and_other_options_work(tmp_path, changes):
     model = save_tiny_policy(tmp_path / "tiny")
     envs = [
         {"env": TEXTCRAFT, "horizon": 2, "weight": 30.0, "instruction": ""},
-        {"env": hosting.GUESS, "horizon": 2, "eval_split": "train"},
+        {"env": hosting.GUESS, "horizon": 2, "eval": {"split": "train"}},
     ]
     config = run_config(
-        model, tmp_path / "run", envs=envs, eval_before=False, eval_after=False, **changes
+        model, tmp_path / "run", envs=envs, eval={"before": False, "after": False}, **changes
     )
     with AgentTrainer(args=config, console=QUIET) as trainer:
         trainer.train()

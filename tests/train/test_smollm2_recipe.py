@@ -14,23 +14,24 @@ from tests.train.command import Command, finish
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train"
 SHORT_SFT = [
-    "steps=2", "rows_per_step=4", "warmup_steps=0", "eval_per_category=1", "eval_horizon=2",
-    "compile=false",
+    "steps=2", "rows_per_step=4", "trainer_args.warmup_steps=0", "eval.per_category=1",
+    "eval.horizon=2",
+    "trainer_args.torch_compile=false",
 ]  # fmt: skip
 STARTER = "model=starter:textcraft/warm_policy"
 SHORT_RL = [
     "steps=2",
     "horizon=[2,3]",
-    "horizon_every=1",
+    "horizon.every=1",
     "prompts_per_step=2",
     "num_generations=2",
     "minibatches_per_rollout=2",
-    "warmup_steps=0",
+    "trainer_args.warmup_steps=0",
     "turn_max_tokens=8",
-    "eval_horizon=2",
-    "eval_per_category=1",
+    "eval.horizon=2",
+    "eval.per_category=1",
     "save_every=2",
-    "compile=false",
+    "trainer_args.torch_compile=false",
 ]
 
 

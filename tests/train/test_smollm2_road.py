@@ -37,7 +37,7 @@ A core without AVX-512 multiplies half as many numbers at a time.
 """
 COMMON = {
     "env": "agentgym/TextCraft-v0", "instruction": TOLD, "turn_max_tokens": 32, "max_tokens": 1024,
-    "lora": {"r": 16, "lora_alpha": 32}, "eval_before": False, "eval_after": False,
+    "lora": {"r": 16, "lora_alpha": 32}, "eval": {"before": False, "after": False},
 }  # fmt: skip
 HORIZON = 4
 

@@ -77,6 +77,6 @@ def test_where_a_step_fails_the_engine_samples_without(monkeypatch, caplog):
 
 
 def test_the_setting_is_a_truth_value():
-    assert engine_settings("hf", {"cuda_graphs": True}).cuda_graphs
+    assert engine_settings({"type": "hf", "cuda_graphs": True}).cuda_graphs
     with pytest.raises(ConfigError, match="cuda_graphs"):
-        engine_settings("hf", {"cuda_graphs": "sometimes"})
+        engine_settings({"type": "hf", "cuda_graphs": "sometimes"})

@@ -18,7 +18,6 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.files import local_path
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
-from agentgym_train.config.options import PolicyOptions
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation import suite
 from agentgym_train.evaluation.paper import PAPER_ROWS, WORLDS, SuiteWorld
@@ -57,7 +56,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def plan_of(*names: str, **settings) -> SuitePlan:
-    words = PolicyWords(names, PolicyOptions(), ModelOptions(), frozenset(), 16)
+    words = PolicyWords(names, {}, None, ModelOptions(), 16)
     return SuitePlan(policies=words.by_world(suite.world_ids()), **settings)
 
 
@@ -89,7 +88,9 @@ def test_where_the_papers_tasks_are_missing_it_is_said_what_they_need():
 
 
 def test_episodes_for_an_evaluation_on_the_papers_tasks_are_collected_from_its_training_tasks():
-    ours, papers = (SFTConfig(env="textcraft", data=["x"], eval_split=s) for s in ("test", "paper"))
+    ours, papers = (
+        SFTConfig(env="textcraft", data=["x"], eval={"split": s}) for s in ("test", "paper")
+    )
     assert papers.collect_command() == f"{ours.collect_command()} --split paper_train"
 
 
@@ -348,8 +349,8 @@ def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
         'env_kwargs {"simplifications": "openDoors"}',
         "mean of 4 episodes per task; in the paper 1",
     ]
-    options = PolicyOptions(instruction="Play.", temperature=0.5)
-    words = PolicyWords(["starter:textcraft/warm_policy"], options, ModelOptions(), frozenset(), 16)
+    given = {"instruction": "Play.", "temperature": 0.5}
+    words = PolicyWords(["starter:textcraft/warm_policy"], given, None, ModelOptions(), 16)
     model = SuitePlan(policies=words.by_world(suite.world_ids()))
     assert differences(model, BY_NAME["SciWorld"], "paper", {})[-4:] == [
         "temperature 0.5; in the paper 1",
@@ -409,7 +410,7 @@ def rl_config(folder: Path, **settings) -> RLConfig:
     ("split", "shared"), [("train", "84 of the 100 tasks"), ("paper_train", None), ("paper", "100")]
 )
 def test_a_run_that_trains_on_its_evaluation_tasks_warns(tmp_path, caplog, split, shared):
-    config = rl_config(tmp_path, split=split, eval_split="paper")
+    config = rl_config(tmp_path, split=split, eval={"split": "paper"})
     with caplog.at_level(logging.WARNING, logger="agentgym_train.runs.preflight"):
         runner = prepared(config)
     assert runner is not None
@@ -421,7 +422,7 @@ def test_a_run_that_trains_on_its_evaluation_tasks_warns(tmp_path, caplog, split
 def test_an_agent_evol_run_warns_as_well(tmp_path, caplog):
     config = AgentEvolConfig(
         model="starter:textcraft/warm_policy", output_dir=str(tmp_path),
-        env="agentgym/TextCraft-v0", eval_split="paper",
+        env="agentgym/TextCraft-v0", eval={"split": "paper"},
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, logger="agentgym_train.runs.preflight"):
         worlds = prepared(config)

@@ -21,10 +21,10 @@ from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, RLConfig
-from agentgym_train.audit.episodes import Settings
 from agentgym_train.audit.stored_rules import tokenized_again
 from agentgym_train.audit.template import Template
 from agentgym_train.audit.token_rules import check_separators
+from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import collect
 from agentgym_train.data.collection import CollectConfig
@@ -376,7 +376,7 @@ def test_a_model_collects_and_trains_with_tool_calls(tmp_path):
     assert collect(config, quiet) == 0
     args = RLConfig(
         model=model, env=TEXTCRAFT, output_dir=str(tmp_path / "run"), horizon=[2], steps=1,
-        prompts_per_step=2, num_generations=2, eval_before=False, eval_after=False,
+        prompts_per_step=2, num_generations=2, eval={"before": False, "after": False},
         keep_tokens="all", **words,
     )  # fmt: skip
     with AgentTrainer(args=args, console=quiet) as trainer:
@@ -389,7 +389,7 @@ def test_a_model_collects_and_trains_with_tool_calls(tmp_path):
 
 
 def test_an_audit_of_tool_calls_passes():
-    settings = Settings(
+    settings = AuditSettings(
         turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.", action_format="tools"
     )
     assert failed(subject_with(real_tokenizer("qwen2_5"), settings)) == set()

@@ -22,7 +22,7 @@ from tests.train.test_imitation_run import save_episodes
 from tests.train.test_run import write_config
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
-WHOLE = {**SHORT, "eval_before": True, "eval_after": True}
+WHOLE = {**SHORT, "eval": {"before": True, "after": True}}
 
 
 def needs(name):
@@ -80,7 +80,7 @@ def test_tensorboard_has_config_held_out_success_and_episodes_in_the_run_folder(
 
 
 def test_a_run_that_is_stopped_sends_its_episodes_and_goes_on_in_the_same_folder(tmp_path):
-    args = rl(tmp_path, ["tensorboard"], eval_before=False)
+    args = rl(tmp_path, ["tensorboard"], eval={"before": False})
     train(args, callbacks=[StopAt(1)])
     first = events(tmp_path)
     assert "eval/success" not in first.Tags()["scalars"]
@@ -126,7 +126,7 @@ def test_wandb_has_config_held_out_success_and_a_table_of_episodes(tmp_path, mon
     (file,) = tmp_path.glob("wandb/offline-run-*/files/media/table/episodes_*.table.json")
     table = json.loads(file.read_text())
     assert {row[0] for row in table["data"]} == {"eval_before", "train, step 1", "eval_after"}
-    train(rl(tmp_path, "wandb", eval_before=False, eval_after=False))
+    train(rl(tmp_path, "wandb", eval={"before": False, "after": False}))
     assert wandb.run is None, "a run that ours began is left open"
     assert len([*tmp_path.glob("wandb/offline-run-*")]) == 2
 

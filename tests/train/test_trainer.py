@@ -159,7 +159,7 @@ def test_a_step_with_too_many_lost_episodes_stops_the_run_and_says_why(tmp_path)
         train_one_step(tmp_path, guesses(["1"], lost=set(range(12))))
     said = str(caught.value)
     assert "4 of 4 episodes were lost at step 0 (4 engine_lost): a rate of 1.00" in said
-    assert "above max_lost_rate 0.5" in said
+    assert "above limits.max_lost_rate 0.5" in said
     assert "4 were retried, 8 times in total; none of the 4 is trained on" in said
     assert "EngineLost: unplugged" in said and "agentgym train --resume" in said
 
@@ -168,7 +168,7 @@ def test_lost_episodes_that_were_replaced_are_lost_all_the_same(tmp_path):
     # The first group is lost, in three attempts each; the one that replaces it is informative.
     script = guesses(list("123456"), lost=set(range(12)))
     with pytest.raises(TooManyLost, match="4 of 8 episodes were lost at step 0"):
-        train_one_step(tmp_path, script, resampling_ratio=1.0, max_lost_rate=0.4)
+        train_one_step(tmp_path, script, resampling_ratio=1.0, limits={"max_lost_rate": 0.4})
 
 
 def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path):

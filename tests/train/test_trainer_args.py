@@ -62,7 +62,7 @@ REFUSED = [
         {"quite_another": 1},
         "unknown key quite_another in trainer_args; valid keys: adam_beta1",
     ),
-    ("sft", {"eval_strategy": "steps"}, "see eval_before"),
+    ("sft", {"eval_strategy": "steps"}, "see eval"),
     ("sft", {"hub_token": "x"}, "a run folder contains no secrets"),
     ("sft", {"save_strategy": "best"}, "must be one of steps, no, got 'best'"),
     (

@@ -36,8 +36,7 @@ RUN = {
     "num_generations": 2,
     "turn_max_tokens": 6,
     "save_every": 1,
-    "eval_before": False,
-    "eval_after": False,
+    "eval": {"before": False, "after": False},
 }
 
 

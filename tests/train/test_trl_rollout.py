@@ -73,7 +73,9 @@ def test_a_trainer_that_is_not_ours_trains_on_our_episodes(tmp_path):
     policy = tiny_policy(guessing(Chat(textcraft_tokenizer())))
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
     with RolloutRunner(hosting.GUESS) as rollout_runner:
-        rollout = TrlRollout(policy, rollout_runner, horizon=make_horizon([1, 2], every=2))
+        rollout = TrlRollout(
+            policy, rollout_runner, horizon=make_horizon({"turns": [1, 2], "every": 2})
+        )
         trainer = train(tmp_path, policy, rollout)
     played = rollout.trajectories
     assert len(played) == 8 and {t.horizon for t in played} == {2}

@@ -33,8 +33,16 @@ from tests.train.small import save_tiny_policy
 __all__ = ["folder"]
 NAMED = {
     "env": "evil:World",
-    "agent": "evil:Agent",
+    "agent": {"type": "evil:Agent", "address_file": "victim", "host": "0.0.0.0", "port": 8100},
+    "engine": {
+        "type": "vllm",
+        "servers": ["http://evil"],
+        "weights_dir": "victim",
+        "nccl_address": "evil",
+        "extra": {"trust_remote_code": True, "plugin": "x"},
+    },
     "algorithm": "evil:Algorithm",
+    "horizon": {"type": "evil:Schedule", "turns": 3},
     "attention": "evil/kernels",
     "env_kwargs": {
         "judge": "os:system",
@@ -46,20 +54,15 @@ NAMED = {
         "deep": {"list": [{"index": "/etc/passwd"}]},
     },
     "servers": ["evil"],
-    "envs": [{"env": "agentgym/Search-v0", "servers": ["http://evil"]}, {"env": "evil:World"}],
+    "envs": [
+        {"env": "agentgym/Search-v0", "servers": ["http://evil"]},
+        {"env": "evil:World", "horizon": {"type": "evil:Own"}},
+    ],
     "wrappers": [
         "evil:Outer",
         {"wrapper": "evil:Inner", "path": "/tmp/x", "scale": 0.5},
         "agentgym_env.wrappers.evil:Other",
     ],
-    "gateway": {"address_file": "victim", "host": "0.0.0.0", "port": 8100},
-    "engine": "vllm_server",
-    "engine_args": {
-        "servers": ["http://evil"],
-        "weights_dir": "victim",
-        "nccl_address": "evil",
-        "extra": {"trust_remote_code": True, "plugin": "x"},
-    },
     "trainer_args": {
         "report_to": "wandb",
         "push_to_hub": True,
@@ -72,17 +75,20 @@ PLACES = [
     "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
     "env_kwargs.peer", "env_kwargs.other", "env_kwargs.port", "env_kwargs.deep.list[0].index",
     "servers[0]", "envs[0].servers[0]", "envs[1].env", "wrappers[0]",
-    "wrappers[1].wrapper", "wrappers[1].path", "wrappers[2]", "agent", "algorithm", "attention",
-    "engine_args.servers[0]", "engine_args.extra.trust_remote_code", "engine_args.extra.plugin",
+    "wrappers[1].wrapper", "wrappers[1].path", "wrappers[2]", "algorithm", "attention",
+    "engine.servers[0]", "engine.extra.trust_remote_code", "engine.extra.plugin",
     "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
-    "lora.megatron_core", "lora.corda_config.cache_file", "gateway.address_file", "gateway.host",
-    "gateway.port", "engine_args.weights_dir", "engine_args.nccl_address", "trainer_args.project",
+    "lora.megatron_core", "lora.corda_config.cache_file", "agent.type", "agent.address_file",
+    "agent.host", "agent.port", "engine.weights_dir", "engine.nccl_address", "trainer_args.project",
+    "horizon.type", "envs[1].horizon.type",
     "wrappers[1].scale",
 ]  # fmt: skip
 PLAIN = {
     "env": "agentgym/WebArena-v0",
     "agent": "window:8",
-    "algorithm": "grpo",
+    "algorithm": {"type": "ppo", "lam": 0.9},
+    "horizon": {"type": "stepwise", "turns": [4, 8], "every": 7},
+    "sampler": {"type": "contrast", "envs": True},
     "attention": "flash_attention_2",
     "model": "org/model",
     "instruction": "Answer with one action: see http://example.com",
@@ -97,7 +103,13 @@ PLAIN = {
         }
     ],
     "wrappers": [{"wrapper": "agentgym_env.wrappers:EndAfterInvalid", "count": 3}],
-    "engine_args": {"dtype": "bfloat16", "max_batch": 8, "extra": {}, "weights_dir": None},
+    "engine": {
+        "type": "vllm",
+        "dtype": "bfloat16",
+        "max_batch": 8,
+        "extra": {},
+        "weights_dir": None,
+    },
     "trainer_args": {
         "lr_scheduler_type": "linear",
         "report_to": "tensorboard",
@@ -162,13 +174,26 @@ def test_a_switch_that_is_off_names_nothing(no):
 
 @pytest.mark.parametrize("value", ["", "0", "no"])
 def test_a_host_that_reads_like_a_switch_needs_trust(value):
-    assert names_in_run({"gateway": {"host": value}}) == {"gateway.host": value}
+    agent = {"type": "external", "host": value}
+    assert names_in_run({"agent": agent}) == {"agent.type": "external", "agent.host": value}
 
 
 def test_every_setting_of_a_gateway_needs_trust():
-    gateway = {"calls": 9, "crashes": "failure", "port": 0, "anything": {"else": 1}}
-    found = {f"gateway.{name}" for name in ("calls", "crashes", "port", "anything.else")}
-    assert names_in_run({"gateway": gateway}).keys() == found
+    agent = {"type": "external", "calls": 9, "crashes": "failure", "port": 0, "any": {"else": 1}}
+    found = {f"agent.{name}" for name in ("type", "calls", "crashes", "port", "any.else")}
+    assert names_in_run({"agent": agent}).keys() == found
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"agent": {"command": "touch imported"}}, {"agent": {"external": None}},
+        {"engine": "evil:Engine"}, {"engine": {"type": "evil:Engine"}},
+        {"horizon": {"type": ["fixed"], "turns": 3}}, {"algorithm": {"type": "evil:Algorithm"}},
+    ],
+)  # fmt: skip
+def test_a_type_that_is_written_in_another_way_is_found(setting):
+    assert names_in_run(setting), "a mapping may stand for a program"
 
 
 def fields_of(kind) -> set[str]:
@@ -176,7 +201,7 @@ def fields_of(kind) -> set[str]:
 
 
 FIELDS = {
-    "engine_args": set().union(*map(fields_of, ENGINES.values())),
+    "engine": set().union(*map(fields_of, ENGINES.values())),
     "trainer_args": set().union(*ALLOWED.values()),
     "lora": fields_of(LoraConfig),
 }
@@ -194,16 +219,15 @@ def test_every_field_of_a_config_is_in_one_list():
 def test_every_dataclass_within_a_config_has_a_list():
     assert set(FIELDS) == set(NESTED)
     free = {f.name for kind in CONFIGS.values() for f in fields(kind) if "Any" in str(f.type)}
-    # Arguments of chat templates and of built-in algorithms, which are in the next test.
-    assert free == {
-        *NESTED, "env_kwargs", "wrappers", "gateway", "chat_template_kwargs", "algorithm_args"
-    }  # fmt: skip
+    # Arguments of chat templates, whose template is the model's.
+    assert free - {"env_kwargs", "wrappers", "chat_template_kwargs"} == set(NESTED) - {"engine"}
 
 
 def test_the_arguments_of_built_in_algorithms_choose_among_few_texts():
     for algorithm in ALGORITHMS.values():
         for f in fields(algorithm):
-            assert f.type in ("int", "float", "bool") or str(f.type).startswith("Literal["), f
+            kinds = ("bool", "Share", "Count", "NonNegative", "AboveZero")
+            assert f.type in kinds or str(f.type).startswith("Literal["), f
 
 
 @pytest.mark.parametrize("method", CONFIGS)
@@ -284,7 +308,7 @@ def test_pictures_are_drawn_with_settings_that_name_code_only_if_trusted(folder)
 def test_an_audit_does_not_import_the_horizon_schedule_of_an_untrusted_run(tmp_path):
     run = tmp_path / "run"
     config = {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": str(run),
-              "horizon_schedule": "evil.module:Schedule"}  # fmt: skip
+              "horizon": {"type": "evil.module:Schedule"}}  # fmt: skip
     RunStore.create(run, {"config": config})
-    with pytest.raises(BadRequest, match=r"horizon_schedule"):
+    with pytest.raises(BadRequest, match=r"horizon\.type"):
         subject_of(str(run), "float32", {})

@@ -294,7 +294,7 @@ def train(tmp_path, model, **changes):
         "model": model, "env": "agentgym/TextCraft-v0", "output_dir": str(tmp_path / "run"),
         "horizon": [8], "turn_max_tokens": 24, "max_tokens": 768, "instruction": "",
         "prompts_per_step": 4, "num_generations": 4, "steps": 2, "learning_rate": 5e-3,
-        "eval_before": False, "eval_after": False, **changes,
+        "eval": {"before": False, "after": False}, **changes,
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     command = "from agentgym_env.cli import main; main()"
@@ -345,5 +345,5 @@ def test_grpo_trains_with_vllm_servers(tmp_path, stage):
         local.restart()  # one that a test killed; the others stay as they are
     arguments = {"servers": [local.address for local in stage.servers["untied"]]}
     policy = str(tmp_path / "policy")
-    rows = train(tmp_path, policy, engine="vllm_server", engine_args=arguments)
+    rows = train(tmp_path, policy, engine={"type": "vllm", **arguments})
     assert_present_weights(rows)

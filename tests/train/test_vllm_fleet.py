@@ -40,12 +40,14 @@ def test_a_run_on_a_fleet_with_vllm_outlives_its_server_and_keeps_its_weights(
     model = save_tiny_policy(tmp_path / "served")
     with cluster(tmp_path) as machines:
         said = machines.up(FLEET.format(model=model))
-        assert "engine_args.servers: [ray://lab/policy]" in said
+        assert "engine.servers: [ray://lab/policy]" in said
         (before,) = [s for s in machines.status()["servers"] if s["group"] == "policy"]
         config = write_config(
-            tmp_path, servers=["ray://lab"], engine="vllm_server", steps=6, horizon=[3],
-            engine_args={"servers": ["ray://lab"], "weights_dir": str(tmp_path / "weights")},
-            max_tokens=768, eval_before=False, eval_after=False,
+            tmp_path, servers=["ray://lab"],
+            engine={"type": "vllm", "servers": ["ray://lab"],
+             "weights_dir": str(tmp_path / "weights")}, eval={"before": False, "after": False},
+             steps=6, horizon=[3],
+            max_tokens=768,
         )  # fmt: skip
         with machines.started("-m", "agentgym_train", config) as trainer:
             metrics = tmp_path / "run" / "metrics.jsonl"

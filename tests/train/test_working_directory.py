@@ -16,7 +16,7 @@ from agentgym_env.run_store import RunStore
 CONSOLE_SCRIPT = Path(sys.executable).with_name("agentgym")
 LEARNING = Path(__file__).parents[2] / "examples" / "learning"
 SHORT = ["steps=1", "prompts_per_step=2", "num_generations=2", "horizon=[2]"]
-SHORT += ["eval_before=false", "eval_after=false"]
+SHORT += ["eval.before=false", "eval.after=false"]
 MINE = """
 from dataclasses import dataclass
 from agentgym_train.rollout.agent import Agent
@@ -68,11 +68,12 @@ def test_the_run_of_the_learning_example_starts_as_its_readme_says(tmp_path):
 @pytest.mark.slow
 def test_names_on_the_command_line_are_found_in_every_process_of_a_run(folder):
     words = ["env=courier:Courier", "--agent", "mine:Shouting", "algorithm=mine:Even"]
-    words += ["algorithm_args={share: 0.5}", f"model={LEARNING}/warm_policy", "output_dir=run"]
+    words += ["algorithm.share=0.5", f"model={LEARNING}/warm_policy", "output_dir=run"]
     agentgym(folder, "train", "courier.yaml", *SHORT, *words, "--num-processes", "2")
     store = RunStore.open(folder / "run")
     config = store.read_json("run.json")["config"]
-    assert (config["agent"], config["algorithm"]) == ("mine:Shouting", "mine:Even")
+    algorithm = {"type": "mine:Even", "share": 0.5}
+    assert (config["agent"], config["algorithm"]) == ("mine:Shouting", algorithm)
     assert len(store.trajectories("train")[0]) == 4
     assert [row["step"] for row in store.metrics()[0]] == [1]
 

@@ -15,9 +15,9 @@ import hosting
 from agentgym_env.errors import BadRequest, WrapperFailed
 from agentgym_env.launch import child_environment
 from agentgym_env.run_store import RunStore
+from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 from tests.train.command import MAIN, Command, finish
 from tests.train.test_run import write_config
@@ -204,7 +204,7 @@ HUNG = """
 import threading, time, gymnasium, hosting
 from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.loop import EpisodeSpec
-    from agentgym_train.rollout.limits import RolloutLimits
+    from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 
 class Hangs(gymnasium.Wrapper):
@@ -215,7 +215,7 @@ class Hangs(gymnasium.Wrapper):
         self.unwrapped._loop.call_soon_threadsafe(lambda: None)
         threading.Event().wait()
 
-limits = RolloutLimits(episode_timeout_s=60.0)
+limits = RolloutLimits(limits.episode_timeout_s=60.0)
 with RolloutRunner(hosting.GUESS, wrappers=["__main__:Hangs"], limits=limits) as runner:
     print(runner.collect(ExpertActor, [EpisodeSpec("3", 0)], 3)[0].outcome)
 """
@@ -253,7 +253,7 @@ def test_wrappers_apply_however_the_episodes_are_collected(how, tmp_path):
         "carried groups": {"oversampling_ratio": 0.5, "unfinished_groups": "carry"},
     }[how]
     config = write_config(
-        tmp_path, steps=2, horizon=[2], eval_before=False, eval_after=False,
+        tmp_path, steps=2, horizon=[2], eval={"before": False, "after": False},
         wrappers=[ACTIONS, {"wrapper": "agentgym_env.wrappers:StepPenalty", "penalty": 1.0}],
         **changes,
     )  # fmt: skip

@@ -330,6 +330,6 @@ def make_engine(
         pad_id,
         max_batch=settings.max_batch,
         dtype=dtype,
-        settle_ties=settings.settle_ties,
+        settle_ties=bool(settings.settle_ties),
         cuda_graphs=settings.cuda_graphs,
     )

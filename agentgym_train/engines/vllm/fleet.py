@@ -67,7 +67,7 @@ class Fleet:
                 reasons = "; ".join(str(member.gone) for member in self.members)
                 raise EngineLost(
                     f"no vLLM server was available for {self._wait_s:g} s ({reasons}). Restart "
-                    "them at the same addresses, or set others in engine_args.servers"
+                    "them at the same addresses, or set others in engine.servers"
                 )
             await asyncio.sleep(_PROBE_S / 5)
 

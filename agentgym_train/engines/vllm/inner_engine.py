@@ -55,7 +55,7 @@ def sampling_params(sampling: Sampling, prompt_tokens: int, max_len: int) -> Sam
     if room < 1:
         raise ConfigError(
             f"a conversation of {prompt_tokens} tokens exceeds vLLM's max_model_len of {max_len}; "
-            "raise engine_args.max_model_len, or lower max_tokens"
+            "raise engine.max_model_len, or lower max_tokens"
         )
     return SamplingParams(
         max_tokens=min(sampling.max_tokens, room),

@@ -120,11 +120,11 @@ def launch_vllm(
 
 
 def fleet_command(model: str, options: Mapping[str, Any], host: str, port: int) -> list[str]:
-    """The command of a server in a fleet (`agentgym up`); `options` are those of `engine_args`.
+    """The command of a server in a fleet (`agentgym up`); `options` are the engine's settings.
 
     Raises `ConfigError` for an option that the engine does not have.
     """
-    settings = engine_settings("vllm_server", options)
+    settings = engine_settings({"type": "vllm", **options})
     assert isinstance(settings, ServerSettings)
     if settings.servers:
         raise ConfigError("a fleet starts the servers itself; remove servers from options")
@@ -178,7 +178,7 @@ def _rank_for(model: Any) -> int:
     if most > _RANKS[-1]:
         raise ConfigError(
             f"vLLM takes LoRA adapters up to rank {_RANKS[-1]}, got {most}; set "
-            "engine_args.adapter_updates to false"
+            "engine.adapter_updates to false"
         )
     return next(rank for rank in _RANKS if rank >= most)
 

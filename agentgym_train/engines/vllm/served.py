@@ -65,7 +65,7 @@ class ServedEngine(VLLMServerEngine):
     async def update_weights(self, model: Any, version: int) -> None:
         """Raises `ConfigError`: this engine does not change the servers' weights."""
         raise ConfigError(
-            "this engine cannot update its servers' weights; set engine: vllm_server for training "
+            "this engine cannot update its servers' weights; set engine: vllm for training "
             "(docs/engines.md)"
         )
 

@@ -262,7 +262,7 @@ def make_engine(
     elif several and distributed.get_world_size() > 1:
         raise ConfigError(
             f"{distributed.get_world_size()} processes need shared vLLM servers; start servers and "
-            "set engine_args: {servers: [http://host:8000]} (docs/engines.md)"
+            "set engine: {type: vllm, servers: [http://host:8000]} (docs/engines.md)"
         )
     else:
         from agentgym_train.engines.vllm.process import launch_for

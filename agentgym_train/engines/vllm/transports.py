@@ -79,7 +79,7 @@ class FileTransport(Transport):
         except Broken as error:
             raise EngineLost(
                 f"{member.address} cannot read the weights {self._path(label)}: {error}. It must "
-                f"see that folder under the same path: set engine_args.weights_dir to a shared "
+                f"see that folder under the same path: set engine.weights_dir to a shared "
                 f"folder{self._OR}"
             ) from error
 
@@ -97,7 +97,7 @@ class AdapterTransport(FileTransport):
     Servers sample with base weights and adapters, so loading a version pauses nothing.
     """
 
-    _OR = ", or engine_args.adapter_updates to false"
+    _OR = ", or engine.adapter_updates to false"
 
     def __init__(self, wire: VLLMWire, run: str, folder: str | None) -> None:
         super().__init__(wire, run, folder)
@@ -140,7 +140,7 @@ class AdapterTransport(FileTransport):
             raise EngineLost(
                 f"{member.address} cannot load LoRA adapters: {error}. Start it with "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, so that it "
-                "sees the folder of the adapters, or set engine_args.adapter_updates to false"
+                "sees the folder of the adapters, or set engine.adapter_updates to false"
             ) from error
         for name in await self._loaded(member):
             if name.startswith(f"{self._run}-") and name != label:

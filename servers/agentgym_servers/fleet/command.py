@@ -173,7 +173,7 @@ def _apply(described: Fleet, wait_s: float, console: Console) -> None:
         )
         raise
     show(found, console, events=False)
-    kinds = {"env": "servers", "vllm": "engine_args.servers"}
+    kinds = {"env": "servers", "vllm": "engine.servers"}
     for name, group in described.servers.items():
         console.print(f"{kinds[group.kind]}: \\[ray://{described.name}/{name}]", highlight=False)
 

@@ -36,7 +36,7 @@ class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Folder or hub id of the model that vLLM serves, as the servers' machines see it."""
     options: dict[str, Any] = {}
     """For an environment, the options of `agentgym serve`, such as `{workers: 4}`; for a model, the
-    settings of vLLM in `engine_args`, such as `{max_model_len: 4096}`."""
+    settings of vLLM in `engine`, such as `{max_model_len: 4096}`."""
     replicas: int | Limits = 1
     """Number of servers, or `{min, max}` for a number that follows the load."""
     scale_at: float = 0.8
