@@ -20,14 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 from trl import DPOTrainer, SFTTrainer
 
 from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.models.loading import quiet_libraries
-from agentgym_train.training.dpo import AgentDPOTrainer, PairCollator, dpo_config
+from agentgym_train.training.dpo import AgentDPOTrainer, dpo_config
 from agentgym_train.training.sft import AgentSFTTrainer, sft_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -157,7 +159,8 @@ def sft(
             args = sft_config(config, given.steps, Path(folder))
             rate = {"per_device_train_batch_size": stock}
             rate["gradient_accumulation_steps"] = ROWS // stock
-            for name, value in {**rate, **changes}.items():
+            order = {"train_sampling_strategy": "sequential"}
+            for name, value in {**rate, **order, **changes}.items():
                 setattr(args, name, value)
             trainer: Any = SFTTrainer(
                 model=model_of(tokenizer), processing_class=tokenizer, args=args,
@@ -180,23 +183,39 @@ def dpo(
         )  # fmt: skip
         trainer: Any = AgentDPOTrainer(model_of(tokenizer), tokenizer, rows, config, Path(folder))
         if stock:
+            ordered = [dict(trainer.rows[n]) for n in trainer.order]
             args = dpo_config(config, given.steps, Path(folder))
             args.per_device_train_batch_size = stock
             args.gradient_accumulation_steps = ROWS // 2 // stock
-            # Ours has the rows in the order of its steps.
+            args.train_sampling_strategy = "sequential"
+            args.remove_unused_columns = False
             trainer = Stock(
                 model=model_of(tokenizer), ref_model=model_of(tokenizer), args=args,
-                processing_class=tokenizer, train_dataset=trainer.train_dataset,
-                data_collator=PairCollator(tokenizer.pad_token_id),
+                processing_class=tokenizer, train_dataset=Dataset.from_list(ordered),
+                data_collator=collated,
             )  # fmt: skip
         return _fit(trainer, "rewards/accuracies")
 
 
 class Stock(DPOTrainer):
-    """TRL's trainer, over rows that are ids already and in order."""
+    """TRL's trainer, over rows that are ids already."""
 
-    _prepare_dataset = AgentDPOTrainer._prepare_dataset
-    _get_train_sampler = AgentDPOTrainer._get_train_sampler
+    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+        return dataset
+
+
+def collated(pairs: Sequence[Any]) -> dict[str, Tensor]:
+    """Pairs as TRL pads them: the chosen rows, then the rejected ones; (2 P, W) each."""
+    sides = [(row, side) for side in ("chosen", "rejected") for row in pairs]
+    ids = [torch.tensor([*row["prompt_ids"], *row[f"{side}_ids"]]) for row, side in sides]
+    masks = [
+        torch.tensor([*[0] * len(row["prompt_ids"]), *row[f"{side}_mask"]]) for row, side in sides
+    ]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
+        "completion_mask": pad_sequence(masks, batch_first=True),
+    }
 
 
 def _fit(trainer: Any, accuracy: str) -> tuple[float, float, Watch]:

@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from agentgym_train.training.update import PackedUpdate
+from agentgym_train.algorithms import LossSettings
+from agentgym_train.training.loss import PolicyLoss
+from agentgym_train.training.rows import TokenRows
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.small_models import small_tokenizer
@@ -93,12 +95,47 @@ def describe(name: str, batch: dict[str, Tensor]) -> None:
 
 def roads(size: dict[str, int], batch: dict[str, Tensor]) -> dict[str, Callable[[], float]]:
     """Each road's step: clears the gradients, computes new ones, gives the loss."""
-    stock, ours = make_trainer(GRPOTrainer, size), make_trainer(PackedUpdate, size)
+    stock, ours = make_trainer(GRPOTrainer, size), make_trainer(Ours, size)
+    start(ours)
+    rows = rows_of(batch)
     return {
         "TRL, all episodes at once": lambda: step(stock, batch, len(batch["prompt_ids"])),
         "TRL, 4 episodes a pass": lambda: step(stock, batch, 4),
-        "ours": lambda: step(ours, batch, len(batch["prompt_ids"])),
+        "ours": lambda: own_step(ours, rows),
     }
+
+
+class Ours(UpdatingTrainer, GRPOTrainer):
+    """TRL's trainer with our update."""
+
+
+def rows_of(batch: dict[str, Tensor]) -> TokenRows:
+    """The batch as rows of one update, each token with the same weight."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)  # (B, P + T)
+    none = torch.zeros_like(batch["prompt_ids"])  # (B, P)
+    trained = torch.cat([none, batch["tool_mask"]], 1).bool()  # (B, P + T)
+    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # (B,)
+    tokens = int(batch["num_items_in_batch"])
+    return TokenRows(
+        ids=ids,
+        lengths=lengths,
+        trained=trained,
+        weights=trained / tokens,
+        advantages=torch.cat([none.float(), batch["advantages"]], 1),
+        tokens=tokens,
+    )
+
+
+def start(trainer: Ours) -> None:
+    """Finish the construction of our trainer."""
+    trainer.start_updates(PolicyLoss(LossSettings()), max_tokens=0)
+
+
+def own_step(trainer: Any, rows: TokenRows) -> float:
+    """The loss; the gradients are in the model."""
+    trainer.model.zero_grad()
+    loss, _ = trainer.update.run(trainer.model, [rows])
+    return float(loss)
 
 
 def step(trainer: Any, batch: dict[str, Tensor], episodes_per_pass: int) -> float:
@@ -177,7 +214,7 @@ def make_trainer(
             per_device_train_batch_size=4, gradient_checkpointing=False, report_to="none",
             trust_remote_code=False,
         ),
-        train_dataset=Dataset.from_dict({"prompt": [""]}),
+        train_dataset=UNUSED.select_columns(["prompt"]),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
     )  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1

@@ -60,10 +60,9 @@ CONFINED = {
     ),
     "trl": (
         "agentgym_train.training.rl",
-        "agentgym_train.training.update",
         "agentgym_train.training.sft",
         "agentgym_train.training.dpo",
-        "agentgym_train.training.compiling",
+        "agentgym_train.training.reference",
         "agentgym_adapters.trl_hooks",
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from typing import Any, Final
 
 from agentgym_env.entry_points import load_named
@@ -19,7 +19,6 @@ from agentgym_train.algorithms.gae import (
     value_loss,
 )
 from agentgym_train.algorithms.grpo import (
-    BNPO,
     CISPO,
     DAPO,
     GRPO,
@@ -40,6 +39,7 @@ __all__ = [
     "LossSettings",
     "TokenBatch",
     "make_algorithm",
+    "make_loss",
     "value_loss",
 ]
 
@@ -49,7 +49,6 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
     "dr_grpo": DrGRPO,
     "gspo": GSPO,
     "cispo": CISPO,
-    "bnpo": BNPO,
     "rloo": RLOO,
     "reinforce_pp": ReinforcePP,
     "reinforce_pp_baseline": ReinforcePPBaseline,
@@ -63,6 +62,9 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 def make_algorithm(setting: Typed) -> Algorithm:
     """The algorithm that a config's `algorithm` describes; raises `ConfigError` for another."""
     name, values = type_and_fields(setting)
+    values = {key: value for key, value in values.items() if key != "loss"}
+    if name == "bnpo":
+        raise ConfigError("algorithm bnpo is gone: it was grpo in other words; write grpo")
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
     if not is_dataclass(kind):
         check_keys(f" in algorithm of type {name}", values, ())
@@ -71,11 +73,28 @@ def make_algorithm(setting: Typed) -> Algorithm:
     return algorithm
 
 
+def make_loss(setting: Typed, algorithm: Algorithm) -> LossSettings:
+    """The loss of an algorithm with the changes in a config's `algorithm: {loss: {...}}`."""
+    name, values = type_and_fields(setting)
+    changes = values.get("loss", {})
+    if not isinstance(changes, Mapping):
+        raise ConfigError(
+            f"algorithm.loss is a mapping, such as {{epsilon: 0.3}}, got {changes!r:.80}"
+        )
+    return made(LossSettings, {**asdict(algorithm.loss), **changes}, "algorithm.loss", name)
+
+
 def _checked(name: str, kind: Any) -> Any:
     if Algorithm not in getattr(kind, "__mro__", ()):
         raise ConfigError(
             f"{name} is not an algorithm; write `class {name.rpartition(':')[2]}(Algorithm)` with "
             "`from agentgym_train.algorithms import Algorithm`"
+        )
+    if hasattr(kind, "loss_type"):
+        raise ConfigError(
+            f"{name} has loss_type {kind.loss_type!r}, which has no effect any more; write `loss = "
+            "LossSettings(...)` with `from agentgym_train.algorithms import LossSettings`, with "
+            "mean='token' for dapo, 'sequence' for grpo, 'constant' for dr_grpo, or kind='cispo'"
         )
     if kind.advantages is Algorithm.advantages:
         raise ConfigError(f"{name} does not define advantages(self, batch) -> (B, T)")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.checks import AtLeastOne, NonNegative, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +58,38 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """Settings of TRL's loss, with the names and meanings of `GRPOConfig`."""
+    """The policy's loss: a weighted sum over the sampled tokens of an update.
 
-    loss_type: str = "dapo"
-    """TRL's loss; `dapo` is the mean over the step's tokens."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Whether the importance ratio is per token or per episode."""
-    epsilon: float = 0.2
-    """Lower clip bound of the ratio: 1 - epsilon."""
-    epsilon_high: float | None = None
+    r is the importance ratio pi/pi_old, A the advantage.
+    """
+
+    kind: Literal["clip", "cispo", "sapo"] = "clip"
+    """`clip` is PPO's -min(r A, clip(r) A) (arXiv:1707.06347), `cispo` is
+    -min(r, epsilon_high) A log pi without a gradient of r (arXiv:2506.13585), and `sapo` has a soft
+    gate of r (arXiv:2511.20347)."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Whether r is per token, or the geometric mean over the tokens of a row (arXiv:2507.18071)."""
+    mean: Literal["token", "sequence", "constant", "episode"] = "token"
+    """The weight of a token: 1 / all tokens; 1 / (tokens of its episode * episodes), a mean over
+    episodes of means; 1 / (`max_tokens` * episodes) (arXiv:2503.20783); or 1 / episodes."""
+    epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
+    """Lower clip bound of r: 1 - epsilon."""
+    epsilon_high: NonNegative | None = None
     """Upper clip bound: 1 + epsilon_high; None uses epsilon. For `cispo` it is the bound itself."""
+    delta: AtLeastOne | None = None
+    """Upper bound of r where A is negative (two-sided clipping); None has none."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Algorithm(Protocol):
     """An advantage estimator: a frozen dataclass whose fields are its hyper-parameters.
 
-    A subclass defines `advantages`. The defaults are a token-mean loss, no critic and no reference
-    policy.
+    A subclass defines `advantages`. The defaults are the clipped loss as a mean over tokens, no
+    critic and no reference policy.
     """
 
-    loss_type: ClassVar[str] = "dapo"
-    """TRL's name of the loss, unless `loss` is overridden."""
     needs_critic: ClassVar[bool] = False
     """Whether `TokenBatch.values` is needed; such an algorithm is an `ActorCritic`."""
 
@@ -87,8 +100,8 @@ class Algorithm(Protocol):
 
     @property
     def loss(self) -> LossSettings:
-        """Settings of the loss."""
-        return LossSettings(loss_type=self.loss_type)
+        """Settings of the loss; a config's `algorithm.loss` overrides them one by one."""
+        return LossSettings()
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T) float32 advantages; 0 off the mask and for episodes that are not trained on."""

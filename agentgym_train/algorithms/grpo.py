@@ -44,7 +44,7 @@ class GRPO(Algorithm):
 
     Deviation: the paper averages over each episode's tokens and then over episodes, which gives
     tokens of long episodes a lower weight. The default here is the mean over all tokens of the
-    step, as in AgentGym-RL (verl) and TRL; `average="sequence"` is the paper's loss.
+    step, as in AgentGym-RL (verl); `average="sequence"` is the paper's loss.
     """
 
     scale: bool = True
@@ -55,7 +55,7 @@ class GRPO(Algorithm):
     @property
     def loss(self) -> LossSettings:
         """The clipped loss, averaged over tokens or episodes."""
-        return LossSettings(loss_type="dapo" if self.average == "token" else "grpo")
+        return LossSettings(mean=self.average)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -90,7 +90,7 @@ class DrGRPO(Algorithm):
     @property
     def loss(self) -> LossSettings:
         """The loss with a constant normalizer."""
-        return LossSettings(loss_type="dr_grpo")
+        return LossSettings(mean="constant")
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -107,12 +107,7 @@ class GSPO(Algorithm):
     @property
     def loss(self) -> LossSettings:
         """The loss with a sequence-level ratio and the paper's clip bounds."""
-        return LossSettings(
-            loss_type="grpo",
-            importance_sampling_level="sequence",
-            epsilon=3e-4,
-            epsilon_high=4e-4,
-        )
+        return LossSettings(ratio="sequence", mean="sequence", epsilon=3e-4, epsilon_high=4e-4)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -129,24 +124,7 @@ class CISPO(Algorithm):
     @property
     def loss(self) -> LossSettings:
         """The loss with truncated importance weights."""
-        return LossSettings(loss_type="cispo", epsilon_high=5.0)
-
-    def advantages(self, batch: TokenBatch) -> Tensor:
-        """(B, T)."""
-        return group_advantages(batch)
-
-
-@dataclass(frozen=True, slots=True)
-class BNPO(Algorithm):
-    """GRPO with a token mean per forward pass, TRL's `bnpo`.
-
-    Here TRL computes a step in one pass, so this equals `grpo` unless gradients are accumulated.
-    """
-
-    @property
-    def loss(self) -> LossSettings:
-        """The loss with a token mean per pass."""
-        return LossSettings(loss_type="bnpo")
+        return LossSettings(kind="cispo", epsilon_high=5.0)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""
@@ -233,12 +211,7 @@ class RLOO(Algorithm):
         """The loss for the ratio."""
         if self.ratio == "token":
             return LossSettings()
-        return LossSettings(
-            loss_type="luspo",
-            importance_sampling_level="sequence",
-            epsilon=3e-4,
-            epsilon_high=4e-4,
-        )
+        return LossSettings(ratio="sequence", mean="episode", epsilon=3e-4, epsilon_high=4e-4)
 
     def advantages(self, batch: TokenBatch) -> Tensor:
         """(B, T)."""

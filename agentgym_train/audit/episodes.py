@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from agentgym_env.client.aio import AsyncEnvClient
@@ -37,6 +36,7 @@ from agentgym_train.rollout.loop import Rollouts
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.training.batch import Rows
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sampler import Draw
 
@@ -266,52 +266,41 @@ def play(policy: Policy, settings: AuditSettings, control: Mapping[int, str]) ->
         trainer.episodes.tasks = lambda step: [Draw(0, task) for task in rollout_runner.tasks.ids]
         # As in training, where dropout is active.
         trainer.model.train()
-        output = trainer._generate_and_score_completions(
-            [{"prompt": "", "task": task} for task in rollout_runner.tasks.ids]
-        )
-    trajectories = trainer._trajectories
+        rows = trainer.play(0)
+        scores = trainer.update.logprobs(rows.to_train(trainer.accelerator.device))  # (R, W)
+    trajectories = trainer.trained_trajectories
     lost = [t for t in trajectories if not teaches(t.outcome)]
     if lost:
         raise Drift(
             f"{len(lost)} of {len(trajectories)} episodes were lost; first error: {lost[0].error}",
             "sampling from the model failed; try it with transformers alone",
         )
-    return Episodes(_rows(rollout_runner, trainer, output), trainer, config.num_generations)
+    found = _rows(rollout_runner, trajectories, rows, scores)
+    return Episodes(found, trainer, config.num_generations)
 
 
-def _rows(rollout_runner: AuditRunner, trainer: RLTrainer, output: dict[str, Any]) -> list[Row]:
-    prompts, completions = output["prompt_mask"].bool(), output["completion_mask"].bool()  # (B, ·)
-    loss_mask = output["completion_mask"] * output["tool_mask"]  # (B, T)
-    scores = _trainer_scores(trainer, output)
-    rows = []
-    for number, trajectory in enumerate(trainer._trajectories):
-        real = completions[number]  # (T,)
+def _rows(
+    rollout_runner: AuditRunner, trajectories: Sequence[Trajectory], rows: Rows, scores: Tensor
+) -> list[Row]:
+    found = []
+    for number, trajectory in enumerate(trajectories):
+        row = rows.tokens[number]
         sampled = rollout_runner.is_sampled(number)
-        rows.append(
+        first = len(row.prompt_ids)
+        found.append(
             Row(
                 name=f"{'sampled' if sampled else 'written'} episode {number}",
-                prompt_ids=output["prompt_ids"][number][prompts[number]].tolist(),
-                completion_ids=output["completion_ids"][number][real].tolist(),
-                loss_mask=loss_mask[number][real].tolist(),
-                engine_logprobs=output["sampling_per_token_logps"][number][real].tolist(),
-                trainer_logprobs=scores[number][real].tolist(),
+                prompt_ids=row.prompt_ids,
+                completion_ids=row.completion_ids,
+                loss_mask=row.loss_mask,
+                engine_logprobs=row.logprobs,
+                trainer_logprobs=scores[number, first : first + len(row.completion_ids)].tolist(),
                 trajectory=trajectory,
                 exchanges=rollout_runner.exchanges(number),
                 sampled=sampled,
             )
         )
-    return rows
-
-
-def _trainer_scores(trainer: RLTrainer, output: dict[str, Any]) -> Tensor:
-    """(B, T) log-probabilities, computed as in the trainer's loss."""
-    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (B, P + T)
-    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (B, P + T)
-    with torch.no_grad():
-        scores, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, output["completion_ids"].shape[1]
-        )
-    return scores.float()
+    return found
 
 
 def _config(settings: AuditSettings, name: str, folder: str, episodes: int) -> RLConfig:

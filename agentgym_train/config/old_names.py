@@ -82,6 +82,9 @@ REMOVED: Final[Mapping[str, tuple[Any, str]]] = {
 ENGINES: Final[Mapping[str, str]] = {"vllm_server": "vllm"}
 """Types of engines, and their names today."""
 
+_LOSS: Final = ("epsilon", "epsilon_high", "delta")
+"""Settings of RL's loss that were in `trainer_args`."""
+
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "fixed": (), "stepwise": ("every",), "linear": ("every",),
     "adaptive": ("every", "threshold", "patience", "window"),
@@ -132,6 +135,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name and not rest and name not in _EXAMPLES:
             new[name] = value
     _upgrade_types(new, values)
+    _upgrade_loss(new)
     if isinstance(new.get("envs"), list):
         new["envs"] = [upgraded(e) if isinstance(e, Mapping) else e for e in new["envs"]]
     return new
@@ -169,6 +173,24 @@ def _upgrade_types(new: dict[str, Any], old: Mapping[str, Any]) -> None:
         if correction == "geometric":
             own["band"] = old.get("importance_sampling_band", 1.05)
         new["importance_sampling"] = {"type": correction, **own}
+
+
+def _upgrade_loss(new: dict[str, Any]) -> None:
+    """Move settings of the loss from `trainer_args` to the algorithm; `bnpo` was `grpo`."""
+    arguments = dict(_mapping("trainer_args", new.get("trainer_args")))
+    loss = {name: arguments.pop(name) for name in _LOSS if name in arguments}
+    if arguments.get("router_aux_loss_coef") == 0:
+        del arguments["router_aux_loss_coef"]
+    if "trainer_args" in new:
+        new["trainer_args"] = arguments
+    setting = new.get("algorithm", "grpo" if loss else None)
+    values = {"type": setting} if isinstance(setting, str) else dict(setting or {})
+    if values.get("type") == "bnpo":
+        values["type"] = "grpo"
+    if loss:
+        values["loss"] = loss
+    if values:
+        new["algorithm"] = values if len(values) > 1 else values.get("type", values)
 
 
 def _schedule(turns: Any, old: Mapping[str, Any], *, several: bool) -> Any:

@@ -17,9 +17,12 @@ SET_BY_RL: Final[Mapping[str, str]] = {
     "max_steps": "steps",
     "num_train_epochs": "steps",
     "beta": "beta",
-    "loss_type": "algorithm",
+    "loss_type": "algorithm: {type: grpo, loss: {mean: sequence}}",
+    "epsilon": "algorithm: {type: grpo, loss: {epsilon: VALUE}}",
+    "epsilon_high": "algorithm: {type: grpo, loss: {epsilon_high: VALUE}}",
+    "delta": "algorithm: {type: grpo, loss: {delta: VALUE}}",
     "scale_rewards": "algorithm: {type: grpo, scale: true} or {type: grpo, scale: false}",
-    "importance_sampling_level": "algorithm",
+    "importance_sampling_level": "algorithm: {type: grpo, loss: {ratio: sequence}}",
     "use_vllm": "engine",
     "entropy_coef": "entropy_bonus",
     "mask_truncated_completions": "train_outcomes: [success, failure]",
@@ -60,6 +63,7 @@ SET_BY_ALL: Final[Mapping[str, str]] = {
     "data_seed": "seed",
     "output_dir": "output_dir",
     "bf16": "compute_dtype: bfloat16",
+    "fp16": "compute_dtype: bfloat16",
     "torch_compile_backend": "trainer_args: {torch_compile: true}",
     "torch_compile_mode": "trainer_args: {torch_compile: true}",
     "auto_find_batch_size": "max_tokens_per_microbatch: TOKENS",
@@ -71,8 +75,7 @@ _IN_TRAINER_ARGS: Final = (
     *("lr_scheduler_type", "max_grad_norm", "optim", "report_to", "torch_compile"),
     *("warmup_steps", "weight_decay"),
 )
-_IN_GRPO_ARGS: Final = ("delta", "epsilon", "epsilon_high", "top_entropy_quantile")
-"""Keys of transformers and TRL that users look for among ours."""
+"""Keys of transformers that users look for among ours."""
 
 
 def hint_for_trl(name: str, valid: Sequence[str]) -> str:
@@ -82,6 +85,6 @@ def hint_for_trl(name: str, valid: Sequence[str]) -> str:
     instead = {**SET_BY_ALL, **own}.get(name, "")
     if instead.partition(":")[0] in valid:
         return f"{name} is TRL's; write {instead}"
-    if "trainer_args" in valid and (name in _IN_TRAINER_ARGS or (rl and name in _IN_GRPO_ARGS)):
+    if "trainer_args" in valid and name in _IN_TRAINER_ARGS:
         return f"write trainer_args: {{{name}: VALUE}}"
     return ""

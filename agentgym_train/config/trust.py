@@ -69,20 +69,13 @@ NESTED: Final[Mapping[str, Fields]] = {
     "trainer_args": Fields(
         frozenset(
             {
-                "activation_offloading", "adam_beta1", "adam_beta2", "adam_epsilon",
-                "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug",
-                "delta", "disable_dropout", "discopop_tau", "epsilon", "epsilon_high",
-                "f_alpha_divergence_coef", "f_divergence_type", "full_determinism",
-                "gradient_checkpointing", "gradient_checkpointing_kwargs", "label_smoothing",
-                "label_smoothing_factor", "ld_alpha", "log_level", "log_level_replica",
-                "loss_type", "loss_weights", "lr_scheduler_kwargs", "lr_scheduler_type",
-                "max_grad_norm", "neftune_noise_alpha", "off_policy_mask_threshold", "optim",
-                "optim_args", "optim_target_modules", "router_aux_loss_coef", "run_name",
-                "sapo_temperature_neg", "sapo_temperature_pos", "save_strategy",
-                "save_total_limit", "tf32", "top_entropy_quantile", "torch_compile",
-                "torch_empty_cache_steps", "use_bias_correction_kl", "use_weighting",
-                "vespo_k_neg", "vespo_k_pos", "vespo_lambda_neg", "vespo_lambda_pos",
-                "warmup_steps", "weight_decay",
+                "adam_beta1", "adam_beta2", "adam_epsilon", "ddp_broadcast_buffers",
+                "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug", "full_determinism",
+                "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_level",
+                "log_level_replica", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm",
+                "neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "run_name",
+                "save_strategy", "save_total_limit", "tf32", "torch_compile", "warmup_steps",
+                "weight_decay",
             }
         ),
         frozenset(

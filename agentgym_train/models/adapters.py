@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import torch
 from accelerate import PartialState
-from torch import nn
 
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.checks import check_arguments
@@ -199,20 +198,16 @@ def keep_base(model: Any, tokenizer: Any, source: str, folder: Path) -> None:
     model.name_or_path = str(base.absolute())
 
 
-def finish_adapters(trainer: Any) -> None:
-    """Make trained tokens usable by TRL's LM head; raises `ConfigError` where they cannot be."""
+def check_trained_tokens(trainer: Any) -> None:
+    """Raise `ConfigError` where new tokens cannot be trained with adapters."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(model, "peft_config"):
         return
     from peft.utils.other import TrainableTokensWrapper
 
-    wrappers = [part for part in model.modules() if isinstance(part, TrainableTokensWrapper)]
-    if wrappers and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    has_tokens = any(isinstance(part, TrainableTokensWrapper) for part in model.modules())
+    if has_tokens and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         raise ConfigError(
             "new tokens cannot be trained with adapters and sharded weights, which PEFT does not "
             "support; train all weights once (leave out lora), or use DDP"
         )
-    for wrapper in wrappers:
-        if isinstance(wrapper.original_module, nn.Linear):
-            # TRL reads the weight, which contains the trained tokens, and the bias.
-            wrapper.bias = None

@@ -114,14 +114,23 @@ def _empty_like(model: Any) -> Any:
 
 
 @contextlib.contextmanager
+def whole_weights(*weights: Tensor | None) -> Iterator[None]:
+    """Context in which weights that DeepSpeed divides among the processes are whole."""
+    divided = [weight for weight in weights if hasattr(weight, "ds_id")]
+    if not divided:
+        yield
+        return
+    from deepspeed import zero  # type: ignore[import-not-found]
+
+    with zero.GatheredParameters(divided):
+        yield
+
+
+@contextlib.contextmanager
 def _gathered(weight: Tensor) -> Iterator[Tensor]:
     """Context with the full tensor of one weight."""
     if isinstance(weight, DTensor):
         yield weight.full_tensor()
-    elif hasattr(weight, "ds_id"):
-        from deepspeed import zero  # type: ignore[import-not-found]
-
-        with zero.GatheredParameters([weight]):
-            yield weight
     else:
-        yield weight
+        with whole_weights(weight):
+            yield weight

@@ -26,9 +26,9 @@ from agentgym_train.runs.next_steps import next_commands, next_learning_commands
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
 from agentgym_train.runs.summary import last_words, learning_summary, summary
 from agentgym_train.training.callbacks import Shown
-from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState, TokenCounter
+from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
-from agentgym_train.training.rl import RLTrainer, check_rl
+from agentgym_train.training.rl import RLTrainer, StepState, check_rl
 from agentgym_train.training.sft import AgentSFTTrainer, check_sft
 from agentgym_train.training.step_metrics import StepMetrics
 
@@ -71,7 +71,10 @@ def _callbacks_rl(
         limits = trainer.step_worlds[0].runner.concurrency_limits  # of all environments
         trainer.episodes.bar = RolloutBar(progress, limits)
     horizons = {world.env: world.horizon for world in trainer.step_worlds}
-    return [HorizonState(horizons, checkpoint, progress.console.print)]
+    return [
+        StepState(trainer, checkpoint),
+        HorizonState(horizons, checkpoint, progress.console.print),  # marks it as complete
+    ]
 
 
 def _text_rl(row: StepMetrics) -> str:
@@ -110,8 +113,8 @@ def _warn_of_shown_tasks(
 def _callbacks_of_rows(
     trainer: Any, checkpoint: str | None, progress: Progress
 ) -> list[TrainerCallback]:
-    """Marks checkpoints as complete and counts tokens across interruptions."""
-    return [CheckpointMarker(), TokenCounter(trainer)]
+    """Marks checkpoints as complete."""
+    return [CheckpointMarker()]
 
 
 def _text_sft(row: StepMetrics) -> str:
@@ -142,8 +145,6 @@ _RL: Final = Method(
     callbacks=_callbacks_rl,
     shown=Shown(
         named_by="success",
-        # TRL's metrics of its own generation, which is not used here.
-        hidden=("completions/", "rewards/", "sampling/", "tools/", "num_tokens", "step_time"),
         text=_text_rl,
     ),
     summary=summary,

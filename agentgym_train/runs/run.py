@@ -61,7 +61,8 @@ from agentgym_train.training.callbacks import (
     StopOnInterrupt,
 )
 from agentgym_train.training.checkpoints import last_checkpoint
-from agentgym_train.training.compiling import compile_layers, set_tiles
+from agentgym_train.training.compiling import compile_layers
+from agentgym_train.training.head import set_tiles
 from agentgym_train.training.trackers import Trackers
 
 _RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
@@ -211,7 +212,7 @@ def place_model(
         warn_of_slow_bfloat16()
     if not keep_attention:
         use_attention(model, config.attention, computes_in)
-    set_tiles(compiled=False)
+    set_tiles(compiled=config.compiles)
     if config.compiles:
         compile_layers(model)
 

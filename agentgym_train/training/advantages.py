@@ -6,17 +6,16 @@ The algorithm's batch contains the episodes of all processes; each process keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm
 from agentgym_train.algorithms.base import TokenBatch, advantages_per_env
-from agentgym_train.algorithms.gae import ActorCritic, CriticTargets
+from agentgym_train.algorithms.gae import ActorCritic
 from agentgym_train.models.distributed import gathered
 from agentgym_train.training.batch import (
     OverlongPenalty,
@@ -28,7 +27,18 @@ from agentgym_train.training.batch import (
 )
 from agentgym_train.training.critic import Critic
 from agentgym_train.training.importance_sampling import ImportanceSampling, drift
-from agentgym_train.training.update import Counts, PackedUpdate
+from agentgym_train.training.rows import TokenRows
+from agentgym_train.training.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts of a mini-batch, over all processes."""
+
+    episodes: int
+    """Episodes that are trained on."""
+    tokens: int
+    """Trained tokens."""
 
 
 class StepAdvantages:
@@ -36,34 +46,32 @@ class StepAdvantages:
 
     def __init__(
         self,
-        trainer: PackedUpdate,
+        update: Update,
         algorithm: Algorithm,
         *,
         group_size: int,
         trained: frozenset[str],
-        dummy_id: int,
+        pad_id: int,
         correction: ImportanceSampling,
         engine_is_exact: bool,
         minibatches: int = 1,
         epochs: int = 1,
         overlong: OverlongPenalty | None = None,
         env_of: Callable[[Trajectory], int] | None = None,
+        critic: Critic | None = None,
     ) -> None:
         """With `env_of`, the number of an episode's environment, each has its own whitening."""
         self._env_of = env_of
-        self._trainer = trainer
+        self._update = update
         self._algorithm = algorithm
         self._group_size = group_size
         self._trained = trained
-        self._dummy_id = dummy_id
+        self._pad_id = pad_id
         self._correction = correction
         self._corrects = correction.is_needed(engine_is_exact)
         self._minibatches, self._epochs = minibatches, epochs
         self._overlong = overlong
-        self.critic: Critic | None = None
-        if isinstance(algorithm, ActorCritic):
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            self.critic = Critic(trainer, model, algorithm)
+        self.critic = critic
         self.metrics: dict[str, float] = {}
         """Metrics of the last step: of the critic, and of the difference engine to trainer."""
         self.counts: list[Counts] = []
@@ -74,59 +82,48 @@ class StepAdvantages:
 
     @torch.no_grad()
     def advantages(
-        self, output: Mapping[str, Any], trajectories: Sequence[Trajectory], rows: Rows
+        self, batch: TokenRows, trajectories: Sequence[Trajectory], rows: Rows
     ) -> Tensor:
-        """(R, T) advantages for the rows of this process, from TRL's batch `output`.
+        """(R, W) advantages for the rows of this process. A collective.
 
-        A collective. The algorithm sees the B episodes; V is the width of their joined rows.
+        `batch` are the tokens of `rows`. The algorithm sees the B episodes; V is the width of their
+        joined rows.
         """
         self.metrics = {}
-        device, width = output["completion_ids"].device, output["completion_ids"].shape[1]
         own = token_batch(
             trajectories,
             self._group_size,
-            rows.width(width),
-            self._dummy_id,
+            rows.width,
+            self._pad_id,
             self._trained,
             self._overlong,
             None if self._env_of is None else list(map(self._env_of, trajectories)),
         )
-        mask = own.trained.to(device)  # (B, V)
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)  # (R, P + T)
-        attention = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)  # (R, P + T)
-        reference = output.get("ref_per_token_logps")  # (R, T)
-        given = {"ref_logprobs": None if reference is None else rows.to_episodes(reference)}
-        if self._algorithm.needs_reference or self._corrects:
-            policy = self._policy_logprobs(output)
-            given["policy_logprobs"] = rows.to_episodes(policy)
+        given = {"ref_logprobs": batch.reference, "policy_logprobs": batch.old}
+        if batch.old is None and (self._algorithm.needs_reference or self._corrects):
+            given["policy_logprobs"] = self._update.logprobs(batch)
         if self.critic is not None:
-            scored = pad(rows.to_rows(mask, width), (ids.shape[1] - width, 0))  # (R, P + T)
-            values = self.critic.values(ids, attention, scored)[:, -width:]  # (R, T)
-            given["values"] = rows.to_episodes(values)
-        own = _with(own, given)
+            given["values"] = self.critic.values(batch)
+        own = _with(own, {n: rows.to_episodes(v) for n, v in given.items() if v is not None})
         shares = gathered(own)
         every = joined_batches(shares)
-        rank = self._trainer.accelerator.process_index
+        rank = self._update.rank
         numbers = self._minibatch_of_episodes(every, rows.episodes)  # (all B,)
         self.counts = [
             Counts(int(every.trainable[here].sum()), int(every.trained[here].sum()))
             for here in (numbers == number for number in range(self._minibatches))
         ]
-        found = rows_of(advantages_per_env(self._algorithm, every), shares, rank).to(
-            device
-        )  # (B, V)
+        found = rows_of(advantages_per_env(self._algorithm, every), shares, rank)  # (B, V)
         if self.critic is not None:
-            self._update_critic(ids, attention, width, rows, own, every, shares, numbers)
-        self.per_token = found.cpu()
+            self._update_critic(batch, rows, own, every, shares, numbers)
+        self.per_token = found
         if self._corrects:
-            found = found * self._ratios(own, mask)
-        return rows.to_rows(found, width)  # (R, T)
+            found = found * self._ratios(own)
+        return rows.to_rows(found, batch.ids)
 
     def _update_critic(
         self,
-        ids: Tensor,
-        attention: Tensor,
-        width: int,
+        batch: TokenRows,
         rows: Rows,
         own: TokenBatch,
         every: TokenBatch,
@@ -137,41 +134,28 @@ class StepAdvantages:
         assert self.critic is not None and isinstance(self._algorithm, ActorCritic)
         assert own.values is not None
         targets = self._algorithm.critic_targets(every)
-        rank = self._trainer.accelerator.process_index
-
-        def columns(tensor: Tensor) -> Tensor:
-            return pad(rows.to_rows(tensor, width), (ids.shape[1] - width, 0)).to(ids.device)
-
-        mine = CriticTargets(
-            columns(rows_of(targets.returns, shares, rank)),  # (R, P + T)
-            columns(rows_of(targets.mask, shares, rank)),  # (R, P + T)
+        rank = self._update.rank
+        mine = replace(
+            batch,
+            trained=rows.to_rows(rows_of(targets.mask, shares, rank), batch.ids),
+            returns=rows.to_rows(rows_of(targets.returns, shares, rank), batch.ids),
+            values=rows.to_rows(own.values, batch.ids),
         )
-        old = columns(own.values)  # (R, P + T)
-        owners = torch.tensor(rows.minibatch)  # (R,)
         made = []
         for number in list(range(self._minibatches)) * self._epochs:
-            chosen = (owners == number).nonzero()[:, 0].to(ids.device)  # (rows,)
+            chosen = [row for row, of in enumerate(rows.minibatch) if of == number]
             count = float(targets.mask[numbers == number].sum())
-            here = CriticTargets(mine.returns[chosen], mine.mask[chosen])
             with torch.enable_grad():
-                made.append(
-                    self.critic.learn(ids[chosen], attention[chosen], old[chosen], here, count)
-                )
+                made.append(self.critic.learn(mine.take(chosen), count))
         self.metrics |= {
             name: sum(metrics[name] for metrics in made) / len(made) for name in made[0]
         }
-        self.metrics |= self.critic.explained_variance(old, mine)
+        self.metrics |= self.critic.explained_variance(mine)
 
-    def _policy_logprobs(self, output: Mapping[str, Any]) -> Tensor:
-        """(R, T) log-probabilities of the trainer's policy before the update."""
-        known = output.get("old_per_token_logps")
-        return self._trainer.logprobs(output) if known is None else known
-
-    def _ratios(self, own: TokenBatch, mask: Tensor) -> Tensor:
+    def _ratios(self, own: TokenBatch) -> Tensor:
         """(B, V) importance weights of the engine's samples."""
         assert own.logprobs is not None and own.policy_logprobs is not None
-        trainer = own.policy_logprobs.to(mask.device)  # (B, V)
-        engine = own.logprobs.to(mask.device)  # (B, V)
+        trainer, engine, mask = own.policy_logprobs, own.logprobs, own.trained  # (B, V)
         self.metrics |= drift(trainer, engine, mask)
         self.metrics |= self._correction.metrics(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
@@ -184,8 +168,6 @@ class StepAdvantages:
         )
 
 
-def _with(batch: TokenBatch, given: Mapping[str, Tensor | None]) -> TokenBatch:
-    on_cpu: dict[str, Any] = {
-        name: value.float().cpu() for name, value in given.items() if value is not None
-    }
+def _with(batch: TokenBatch, given: Mapping[str, Tensor]) -> TokenBatch:
+    on_cpu: dict[str, Any] = {name: value.float().cpu() for name, value in given.items()}
     return replace(batch, **on_cpu)

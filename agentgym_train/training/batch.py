@@ -16,11 +16,12 @@ from agentgym_env.errors import TEACHES, teaches
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.algorithms.base import TokenBatch
 from agentgym_train.config.episodes import TRUNCATED
+from agentgym_train.training.rows import TokenRows
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """R rows of B episodes: the first row of each, then further rows, then dummy rows.
+    """R rows of B episodes: the first row of each, then further rows.
 
     A row is one context of an episode. An episode without context resets has one row.
     """
@@ -28,7 +29,7 @@ class Rows:
     tokens: list[Tokens]
     """(R,)"""
     owner: list[int]
-    """(R,) index of the row's episode; -1 for a dummy row, which is not trained on."""
+    """(R,) index of the row's episode."""
     offset: list[int]
     """(R,) number of the episode's completion tokens in earlier rows."""
     episodes: int
@@ -40,15 +41,12 @@ class Rows:
     def of(
         cls,
         trajectories: Sequence[Trajectory],
-        dummy_id: int,
+        pad_id: int,
         trained: frozenset[str] = TEACHES,
         minibatches: int = 1,
     ) -> Rows:
-        """The rows of episodes, without dummy rows at the end.
-
-        Each mini-batch has the same number of episodes, in their order.
-        """
-        each = [rows_of_episode(t, dummy_id, trained) for t in trajectories]
+        """The rows of episodes. Each mini-batch has the same number of episodes, in their order."""
+        each = [rows_of_episode(t, pad_id, trained) for t in trajectories]
         tokens, owner, offset = [rows[0] for rows in each], list(range(len(each))), [0] * len(each)
         for number, (first, *further) in enumerate(each):
             before = len(first.completion_ids)
@@ -60,73 +58,41 @@ class Rows:
         numbers = [minibatch_of(number, len(each), minibatches) for number in owner]
         return cls(tokens, owner, offset, len(each), numbers)
 
-    def sizes(self, minibatches: int) -> list[int]:
-        """The number of rows of each mini-batch."""
-        return [self.minibatch.count(number) for number in range(minibatches)]
-
-    def filled(self, sizes: Sequence[int], dummy_id: int) -> Rows:
-        """Add dummy rows until each mini-batch has its size of `sizes`.
-
-        Further dummy rows are added to the last one, until R is a multiple of B.
-        """
-        numbers = list(range(len(sizes)))
-        wanted = [*sizes[:-1], sizes[-1] + -sum(sizes) % self.episodes]
-        added = [
-            n
-            for n, has in zip(numbers, self.sizes(len(sizes)), strict=True)
-            for _ in range(wanted[n] - has)
-        ]
-        return Rows(
-            [*self.tokens, *[dummy_row(dummy_id)] * len(added)],
-            [*self.owner, *[-1] * len(added)],
-            [*self.offset, *[0] * len(added)],
-            self.episodes,
-            [*self.minibatch, *added],
-        )
+    def to_train(self, device: torch.device) -> TokenRows:
+        """The (R, W) tokens, without weights and advantages."""
+        ids = [row.prompt_ids + row.completion_ids for row in self.tokens]
+        masks = [[0] * len(row.prompt_ids) + row.loss_mask for row in self.tokens]
+        return TokenRows.of(ids, masks, device)
 
     @property
-    def is_one_each(self) -> bool:
-        """Whether each episode has exactly one row."""
-        return len(self.tokens) == self.episodes
-
-    def width(self, row_width: int) -> int:
-        """V: completion tokens of the longest episode, or `row_width` if each has one row."""
-        if self.is_one_each:
-            return row_width
-        return max(1, *(end for _, _, end in self._spans()))
+    def width(self) -> int:
+        """V: completion tokens of the longest episode."""
+        return max(end for _, _, end, _ in self._spans())
 
     def to_episodes(self, values: Tensor) -> Tensor:
-        """Convert (R, T) values to (B, V), 0 past the end."""
-        if self.is_one_each:
-            return values
-        found = values.new_zeros(self.episodes, self.width(values.shape[1]))  # (B, V)
-        for row, (owner, start, end) in enumerate(self._spans()):
-            if owner >= 0:
-                found[owner, start:end] = values[row, : end - start]
+        """Convert (R, W) values to (B, V), 0 past the end."""
+        found = values.new_zeros(self.episodes, self.width)  # (B, V)
+        for row, (owner, start, end, first) in enumerate(self._spans()):
+            found[owner, start:end] = values[row, first : first + end - start]
         return found
 
-    def to_rows(self, values: Tensor, row_width: int) -> Tensor:
-        """Convert (B, V) values to (R, T), 0 past the end and in dummy rows."""
-        if self.is_one_each:
-            return values
-        found = values.new_zeros(len(self.tokens), row_width)  # (R, T)
-        for row, (owner, start, end) in enumerate(self._spans()):
-            if owner >= 0:
-                found[row, : end - start] = values[owner, start:end]
-        return found
+    def to_rows(self, values: Tensor, like: Tensor) -> Tensor:
+        """Convert (B, V) values to (R, W), the shape and device of `like`; 0 at other tokens."""
+        found = values.new_zeros(like.shape)  # (R, W)
+        for row, (owner, start, end, first) in enumerate(self._spans()):
+            found[row, first : first + end - start] = values[owner, start:end]
+        return found.to(like.device)
 
     def episode_tokens(self) -> Tensor:
-        """(R,) int64 number of trained tokens of the row's episode; 0 for a dummy row."""
+        """(R,) int64 number of trained tokens of the row's episode."""
         counts = torch.tensor([sum(row.loss_mask) for row in self.tokens])  # (R,)
         owners = torch.tensor(self.owner)  # (R,)
-        real = owners >= 0
-        sums = torch.zeros_like(counts).index_add(0, owners[real], counts[real])  # (R,)
-        return torch.where(real, sums[owners.clamp(min=0)], 0)
+        return torch.zeros_like(counts).index_add(0, owners, counts)[owners]  # (R,)
 
-    def _spans(self) -> list[tuple[int, int, int]]:
-        """(R,) owner, start and end of a row's completion in its episode."""
+    def _spans(self) -> list[tuple[int, int, int, int]]:
+        """(R,) owner, start and end of a row's completion in its episode, and its first column."""
         return [
-            (owner, start, start + len(row.completion_ids))
+            (owner, start, start + len(row.completion_ids), len(row.prompt_ids))
             for owner, start, row in zip(self.owner, self.offset, self.tokens, strict=True)
         ]
 
@@ -137,12 +103,12 @@ def minibatch_of(episode: int, episodes: int, minibatches: int) -> int:
 
 
 def rows_of_episode(
-    trajectory: Trajectory, dummy_id: int, trained: frozenset[str] = TEACHES
+    trajectory: Trajectory, pad_id: int, trained: frozenset[str] = TEACHES
 ) -> list[Tokens]:
-    """The episode's rows; one dummy row if the episode is not trained on."""
+    """The episode's rows; one untrained row if the episode is not trained on."""
     rows = [row for row in trajectory.rows if row.completion_ids]
     if not rows or trajectory.outcome not in trained:
-        return [dummy_row(dummy_id)]
+        return [untrained_row(pad_id)]
     return rows
 
 
@@ -192,16 +158,15 @@ def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
     )
 
 
-def dummy_row(dummy_id: int) -> Tokens:
-    """A row of one token whose loss mask is 0."""
-    return Tokens([dummy_id], [dummy_id], [0], [0.0], [-1], [])
+def untrained_row(pad_id: int) -> Tokens:
+    """A row of one completion token, which is not trained."""
+    return Tokens([pad_id], [pad_id], [0], [0.0], [-1], [])
 
 
 def rollout_output(
     trajectories: Sequence[Trajectory],
-    dummy_id: int,
+    pad_id: int,
     trained: frozenset[str] = TEACHES,
-    rows: Rows | None = None,
 ) -> dict[str, list[Any]]:
     """B episodes as TRL's `rollout_func` returns them, one item per row; `env_mask` is `loss_mask`.
 
@@ -209,7 +174,7 @@ def rollout_output(
     excludes from its logs. Episodes that are only excluded from training (see `trained_outcomes`)
     are logged.
     """
-    rows = rows or Rows.of(trajectories, dummy_id, trained)
+    rows = Rows.of(trajectories, pad_id, trained)
     rewards = [t.reward if teaches(t.outcome) else None for t in trajectories]
     return {
         "prompt_ids": [row.prompt_ids for row in rows.tokens],
@@ -224,7 +189,7 @@ def token_batch(
     trajectories: Sequence[Trajectory],
     group_size: int,
     width: int,
-    dummy_id: int,
+    pad_id: int,
     trained: frozenset[str] = TEACHES,
     overlong: OverlongPenalty | None = None,
     envs: Sequence[int] | None = None,
@@ -235,7 +200,7 @@ def token_batch(
     `overlong` is subtracted from the reward of the last turn. `envs` are the numbers of the
     episodes' environments, if there are several.
     """
-    rows = [joined_tokens(rows_of_episode(t, dummy_id, trained)) for t in trajectories]
+    rows = [joined_tokens(rows_of_episode(t, pad_id, trained)) for t in trajectories]
     trainable = [t.outcome in trained for t in trajectories]
     turns = [t.turns if known else [] for t, known in zip(trajectories, trainable, strict=True)]
     rewards = [[turn.reward for turn in played] for played in turns]

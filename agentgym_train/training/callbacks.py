@@ -28,8 +28,6 @@ class Shown:
     """Only log entries with this metric are written; the final entry, for example, is not."""
     text: Callable[[StepMetrics], str]
     """The text next to the bar."""
-    hidden: tuple[str, ...] = ()
-    """Metrics whose names start with one of these are not written; all others are."""
 
 
 _LINE_EVERY_S = 30.0
@@ -78,7 +76,7 @@ class Metrics(TrainerCallback):
         if not logs or self._shown.named_by not in logs:
             return
         row = {"step": state.global_step, "seconds": time.monotonic() - self._began}
-        row |= {k: v for k, v in logs.items() if not k.startswith(self._shown.hidden)}
+        row |= logs
         self._store.append_metrics(row)
         text = self._shown.text(row)
         self._progress.update(self._bar, completed=state.global_step, status=text)

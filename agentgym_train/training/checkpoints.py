@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.rollout.horizon import Horizon
@@ -88,25 +89,6 @@ class CheckpointMarker(TrainerCallback):
             _finish_checkpoint(args, state, self.FILE, {"step": state.global_step})
 
 
-class TokenCounter(TrainerCallback):
-    """Keeps TRL's count of the trained tokens in the checkpoints; TRL begins again at 0."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Continue from the checkpoint's count."""
-        self._trainer._total_train_tokens = int(state.num_input_tokens_seen)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Count the step."""
-        state.num_input_tokens_seen = self._trainer._total_train_tokens
-
-
 def last_checkpoint(folder: Path) -> str | None:
     """The newest complete checkpoint; incomplete ones of a killed process are skipped."""
     names = (HorizonState.FILE, CheckpointMarker.FILE)
@@ -116,10 +98,15 @@ def last_checkpoint(folder: Path) -> str | None:
     return max(numbered)[1] if numbered else None
 
 
+def checkpoint_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """The folder of the current step's checkpoint."""
+    return Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+
 def _finish_checkpoint(
     args: TrainingArguments, state: TrainerState, name: str, kept: dict[str, Any]
 ) -> None:
-    target = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / name
+    target = checkpoint_folder(args, state) / name
     partial = target.with_suffix(".partial")
     partial.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     partial.replace(target)

@@ -15,9 +15,9 @@ from transformers.trainer_pt_utils import get_parameter_names
 from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
 from agentgym_train.training.finite import check_gradient, check_size
-from agentgym_train.training.microbatches import MicroBatches
-from agentgym_train.training.packing import backbone_of, pack, packed_positions, shares_rows_of
-from agentgym_train.training.update import PackedUpdate
+from agentgym_train.training.head import core_of
+from agentgym_train.training.microbatches import MicroBatcher
+from agentgym_train.training.rows import Layout, TokenRows
 
 _MAX_GRAD_NORM = 1.0
 
@@ -36,9 +36,9 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, input_ids: Tensor, predictors: Tensor, **positions: Any) -> Tensor:
+    def forward(self, predictors: Tensor, **inputs: Any) -> Tensor:
         """(S,) float32 values at `predictors`, which index the flattened input."""
-        output = self.backbone(input_ids=input_ids, use_cache=False, **positions)
+        output = self.backbone(use_cache=False, **inputs)
         hidden = output.last_hidden_state.flatten(0, 1)[predictors]  # (S, H)
         # In full precision: bf16 cannot resolve the differences between returns.
         values: Tensor = nn.functional.linear(
@@ -51,10 +51,12 @@ class Critic:
     """Computes the values of tokens and learns them.
 
     It has its own optimizer and is prepared by the trainer's accelerator like the policy. It uses
-    the same kind of micro-batches, and its gradient does not depend on the split.
+    the same micro-batches, and its gradient does not depend on the split.
     """
 
-    def __init__(self, trainer: PackedUpdate, model: Any, algorithm: ActorCritic) -> None:
+    def __init__(
+        self, trainer: Any, model: Any, algorithm: ActorCritic, microbatches: MicroBatcher
+    ) -> None:
         accelerator = trainer.accelerator
         if accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise ConfigError(
@@ -63,8 +65,8 @@ class Critic:
             )
         self._trainer = trainer
         self._algorithm = algorithm
-        self._shared = shares_rows_of(model)
-        backbone = copy.deepcopy(backbone_of(model))
+        self._microbatches = microbatches
+        backbone = copy.deepcopy(core_of(model).base_model)
         if trainer.args.gradient_checkpointing:
             backbone.gradient_checkpointing_enable({"use_reentrant": False})
         hidden = model.config.get_text_config().hidden_size
@@ -74,48 +76,46 @@ class Critic:
         )
 
     @torch.no_grad()
-    def values(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
-        """(B, W) value before each trained token, 0 elsewhere; all inputs are (B, W)."""
+    def values(self, rows: TokenRows) -> Tensor:
+        """(R, W) value before each trained token, 0 elsewhere. A collective."""
         self._model.eval()
-        found = torch.zeros(input_ids.shape, device=input_ids.device)  # (B, W)
-        for rows in self._passes(attention_mask):
-            found[rows] = self._scored(input_ids[rows], attention_mask[rows], trained[rows])
+        found = torch.zeros(rows.ids.shape, device=rows.ids.device)  # (R, W)
+        for part in self._microbatches.of(rows):
+            values = self._scored(rows.take(part.rows))
+            if part.is_real:
+                chosen = torch.tensor(part.rows, device=found.device)
+                found[chosen, : values.shape[1]] = values
         return found
 
-    def learn(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        old_values: Tensor,
-        targets: CriticTargets,
-        count: float,
-    ) -> dict[str, float]:
-        """Take one optimizer step towards the targets and return its metrics; inputs are (B, W).
+    def learn(self, rows: TokenRows, count: float) -> dict[str, float]:
+        """Take one optimizer step towards the returns of R rows, and return its metrics.
 
-        `count` is the number of target values of all processes.
+        `rows` has values and returns, and its trained tokens are those whose value is learned.
+        `count` is the number of those of all processes. A collective.
         """
         self._model.train()
         processes = self._trainer.accelerator.num_processes
         # Gradients are averaged over processes, and each process divides by the total count.
         count = max(count, 1.0) / processes
-        passes = self._passes(attention_mask)
-        lost = torch.zeros((), device=input_ids.device)
-        for number, rows in enumerate(passes, 1):
-            mask = targets.mask[rows]
-            with self._trainer.synced(self._model, number == len(passes)):
-                values = self._scored(input_ids[rows], attention_mask[rows], mask)
+        lost = torch.zeros((), device=rows.ids.device)
+        for part in self._microbatches.of(rows):
+            own = rows.take(part.rows)
+            assert own.values is not None and own.returns is not None
+            with self._microbatches.waiting(self._model, is_last=part.is_last):
                 loss = value_loss(
-                    values,
-                    old_values[rows],
-                    CriticTargets(targets.returns[rows], mask),
+                    self._scored(own),
+                    own.values,
+                    CriticTargets(own.returns, own.trained),
                     clip=self._algorithm.value_clip,
                     count=count,
-                )
+                ) * float(part.is_real)
                 # The accelerator would divide by the policy's gradient accumulation steps.
                 loss.backward()
             lost += loss.detach()
         norm = self._trainer.accelerator.clip_grad_norm_(self._model.parameters(), _MAX_GRAD_NORM)
-        check_gradient(self._trainer, norm, "critic's gradient norm")
+        check_gradient(
+            self._trainer, norm, self._trainer.state.global_step + 1, "critic's gradient norm"
+        )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         whole: Tensor = self._trainer.accelerator.reduce(lost / processes, reduction="sum")
@@ -148,22 +148,18 @@ class Critic:
         model.load_state_dict(load_file(folder / _WEIGHTS))
         self._optimizer.load_state_dict(torch.load(folder / _OPTIMIZER, weights_only=True))
 
-    def _passes(self, attention_mask: Tensor) -> MicroBatches:
-        lengths = attention_mask.sum(1).tolist()
-        return self._trainer.passes(lengths, shared_rows=self._shared)
-
-    def _scored(self, input_ids: Tensor, attention_mask: Tensor, trained: Tensor) -> Tensor:
+    def _scored(self, rows: TokenRows) -> Tensor:
         """(R, W) value before each trained token, 0 elsewhere."""
-        layout = pack(input_ids, attention_mask, trained, shared_rows=self._shared)
+        layout = Layout.of(rows, shared_rows=self._microbatches.shared_rows)
         with self._trainer.accelerator.autocast():
-            positions = packed_positions(layout)
-            values = self._model(layout.input_ids, layout.predictors, **positions)  # (S,)
-        return values.new_zeros(layout.scored.shape).masked_scatter(layout.scored, values)
+            values = self._model(layout.predictors, **layout.arguments())  # (S,)
+        return layout.spread(values)
 
-    def explained_variance(self, values: Tensor, targets: CriticTargets) -> dict[str, float]:
+    def explained_variance(self, rows: TokenRows) -> dict[str, float]:
         """The share of the returns' variance that the values explain. A collective."""
-        returns = targets.returns[targets.mask].double()  # (M,)
-        missed = returns - values[targets.mask]  # (M,)
+        assert rows.values is not None and rows.returns is not None
+        returns = rows.returns[rows.trained].double()  # (M,)
+        missed = returns - rows.values[rows.trained]  # (M,)
         sums = [t.sum() for t in (torch.ones_like(returns), returns, missed)]
         sums += [returns.square().sum(), missed.square().sum()]
         whole: Tensor = self._trainer.accelerator.reduce(torch.stack(sums), reduction="sum")  # (5,)

@@ -1,22 +1,16 @@
-"""DPO: TRL's DPOTrainer over pairs of episodes, with the loss masks of RL.
+"""DPO over pairs of episodes, with the loss masks of RL.
 
 The log-ratio of an episode is the sum over the policy's tokens in all turns; observations are
-context. TRL would train on everything after the prompt, so the rows are ids with masks, and the
-collator is ours. Losses, reference model and metrics are TRL's.
+context.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from trl import DPOConfig as TrlDPOConfig
 from trl import DPOTrainer
 
@@ -27,17 +21,13 @@ from agentgym_train.config.learn import DPOConfig
 from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.models.adapters import adapters_for, check_reference, finish_adapters
-from agentgym_train.models.distributed import GatheredModel
-from agentgym_train.training.finite import FiniteSteps
-from agentgym_train.training.microbatches import (
-    check_router_loss,
-    loss_in_microbatches,
-    make_microbatches,
-    rows_of,
-)
-from agentgym_train.training.sft import check_libraries
+from agentgym_train.models.adapters import adapters_for, check_reference
+from agentgym_train.training.loss import PairLoss
+from agentgym_train.training.reference import Reference
+from agentgym_train.training.rows import TokenRows
+from agentgym_train.training.sft import check_libraries, own_share
 from agentgym_train.training.task_order import row_order
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 from agentgym_train.training.trl_values import shared_values
 
 
@@ -129,11 +119,8 @@ def _longest(row: dict[str, list[int]]) -> int:
 Row = Mapping[str, Any]
 """See `DPODataset`."""
 
-_COUPLE_PAIRS = frozenset({"aot", "aot_unpaired", "sft"})
-"""TRL's losses in which a pair's loss depends on the other pairs of the batch."""
 
-
-class AgentDPOTrainer(FiniteSteps, DPOTrainer):
+class AgentDPOTrainer(UpdatingTrainer, DPOTrainer):
     """Trains a policy by DPO. The pairs of a step depend on the seed and the step alone."""
 
     def __init__(
@@ -146,86 +133,36 @@ class AgentDPOTrainer(FiniteSteps, DPOTrainer):
     ) -> None:
         check_pairs(rows)
         steps = config.steps_of(len(rows))
-        order = row_order(len(rows), steps * config.pairs_per_step, config.seed)
-        args = dpo_config(config, steps, checkpoints)
-        self._max_tokens = config.max_tokens_per_microbatch
+        self.rows = rows
+        self.order = row_order(len(rows), steps * config.pairs_per_step, config.seed)
+        self.pairs_per_step = config.pairs_per_step
+        self.reference = Reference(model, config.lora)
         super().__init__(
             model=model,
-            # With adapters, the reference is the model without them.
-            ref_model=copy.deepcopy(model) if config.lora is None else None,
+            # TRL prepares it; without it TRL would load another.
+            ref_model=self.reference.model,
             processing_class=tokenizer,
-            train_dataset=Dataset.from_list([dict(row) for row in rows]).select(order),
-            args=args,
-            data_collator=PairCollator(tokenizer.pad_token_id),
+            train_dataset=UNUSED.select_columns(["prompt", "chosen", "rejected"]),
+            args=dpo_config(config, steps, checkpoints),
             peft_config=adapters_for(model, tokenizer, config.lora),
         )
-        finish_adapters(self)
-        check_router_loss(self)
-
-    def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
-        # The rows are token ids already.
-        return dataset
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        # The dataset is in the order of the steps already.
-        return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
-
-    def _compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False
-    ) -> Any:
-        """TRL's loss of all pairs; all micro-batches but the last have run their backward pass."""
-        if return_outputs or self.aux_loss_enabled or _COUPLE_PAIRS & set(self.loss_types):
-            return super()._compute_loss(model, inputs, return_outputs)
-        lengths = inputs["attention_mask"].sum(1)  # (2 P,)
-        longest = torch.stack(lengths.chunk(2)).amax(0)  # (P,)
-        count = len(longest)
-        microbatches = make_microbatches(
-            self.accelerator,
-            self.model,
-            (2 * longest).tolist(),
-            self._max_tokens,
-            shared_rows=False,
+        self.start_updates(
+            PairLoss(config.beta, config.pairs_per_step),
+            max_tokens=config.max_tokens_per_microbatch,
         )
-        trl_loss = super()._compute_loss
+        self.reference.prepare(self, self.ref_model)
 
-        def loss_of(pairs: list[int]) -> Tensor:
-            rows = [*pairs, *(pair + count for pair in pairs)]
-            part = _narrowed(rows_of(inputs, rows), int(longest[pairs].max()))
-            return trl_loss(model, part, False) * (len(pairs) / count)
-
-        metrics, weights = self._metrics["train"], [len(pairs) for pairs in microbatches]
-        return loss_in_microbatches(
-            self.accelerator, model, microbatches, loss_of, metrics, weights
+    def updates_of(self, step: int) -> list[TokenRows]:
+        """The step's pairs of this process, as rows: chosen, rejected, chosen, ..."""
+        pairs = [self.rows[n] for n in own_share(self, self.order, self.pairs_per_step, step)]
+        sides = [(row, side) for row in pairs for side in ("chosen", "rejected")]
+        batch = TokenRows.of(
+            [[*row["prompt_ids"], *row[f"{side}_ids"]] for row, side in sides],
+            [[*[0] * len(row["prompt_ids"]), *row[f"{side}_mask"]] for row, side in sides],
+            self.accelerator.device,
+            unit=2,
         )
-
-    def gathered_model(self) -> Any:
-        """The model in a form that one process can call alone. A collective."""
-        return GatheredModel().of(self.accelerator.unwrap_model(self.model))
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class PairCollator:
-    """Pads pairs as TRL does: the chosen rows, then the rejected ones; the mask is the policy's."""
-
-    def __init__(self, pad_id: int) -> None:
-        self._pad_id = pad_id
-
-    def __call__(self, examples: Sequence[Row]) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` and `completion_mask`, (2 P, W) each."""
-        ids: list[Tensor] = []
-        masks: list[Tensor] = []
-        for side in ("chosen", "rejected"):
-            for row in examples:
-                prompt = row["prompt_ids"]
-                ids.append(torch.tensor([*prompt, *row[f"{side}_ids"]]))
-                masks.append(torch.tensor([*[0] * len(prompt), *row[f"{side}_mask"]]))
-        return {
-            "input_ids": pad_sequence(ids, batch_first=True, padding_value=self._pad_id),
-            "attention_mask": pad_sequence([torch.ones_like(i) for i in ids], batch_first=True),
-            "completion_mask": pad_sequence(masks, batch_first=True),
-        }
+        return [replace(batch, reference=self.reference.logprobs(self.update, batch))]
 
 
 def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig:
@@ -233,20 +170,10 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
     values = {
         **shared_values(config, config.pairs_per_step, steps, checkpoints),
         "beta": config.beta,
-        # The columns of the rows are ours.
-        "remove_unused_columns": False,
         "max_length": None,
         "trust_remote_code": False,
     }
     return TrlDPOConfig(**{**values, **config.trl_args})
-
-
-def _narrowed(inputs: dict[str, Any], width: int) -> dict[str, Any]:
-    """The first columns of every tensor with columns, without the padding of longer rows."""
-    return {
-        name: value[:, :width] if isinstance(value, Tensor) and value.dim() > 1 else value
-        for name, value in inputs.items()
-    }
 
 
 def check_dpo(config: DPOConfig) -> None:

@@ -28,51 +28,29 @@ class NotFinite(AgentGymError, RuntimeError):
     exit_status = 1
 
 
-class FiniteSteps(Trainer):
-    """A `Trainer` that raises `NotFinite` in all processes, before a step's weights are saved."""
-
-    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        """The `Trainer`'s step; checks its loss. A collective."""
-        loss: Tensor = super().training_step(*arguments, **options)
-        values = gathered(float(loss))
-        wrong = next((value for value in values if not math.isfinite(value)), None)
-        if wrong is not None:
-            raise not_finite(self, f"the loss of step {self.state.global_step + 1} is {wrong}")
-        return loss
-
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        # transformers calls it before every optimizer step, whether it clips or not.
-        found = super()._get_grad_norm(model, grad_norm)
-        check_gradient(self, found)
-        return found
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.check_weights()
-        super()._save_checkpoint(model, trial)
-
-    def check_weights(self) -> None:
-        """Raise `NotFinite` if the trained weights cannot be used. A collective."""
-        step = self.state.global_step
-        model = self.accelerator.unwrap_model(self.model)
-        check_size(self, model, f"the weights after step {step}")
-        with self.accelerator.autocast():
-            is_finite = _answers(model, self.accelerator.device)
-        if not all(gathered(is_finite)):
-            raise not_finite(
-                self, f"the model's log-probabilities after step {step} are not finite"
-            )
+def check_loss(trainer: Trainer, loss: Tensor) -> None:
+    """Raise `NotFinite` if the loss of a process is not finite. A collective."""
+    wrong = next((value for value in gathered(float(loss)) if not math.isfinite(value)), None)
+    if wrong is not None:
+        raise not_finite(trainer, f"the loss of step {trainer.state.global_step + 1} is {wrong}")
 
 
-def check_gradient(trainer: Trainer, norm: Any, what: str = "gradient norm") -> None:
-    """Raise `NotFinite` for a norm that is not finite; it is that of all processes.
-
-    With float16 such a norm is usual: the loss scaler skips the update.
-    """
-    if norm is None or trainer.args.fp16:
-        return
+def check_gradient(trainer: Trainer, norm: Any, step: int, what: str = "gradient norm") -> None:
+    """Raise `NotFinite` for a norm that is not finite; it is that of all processes."""
     value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not math.isfinite(value):
-        raise not_finite(trainer, f"the {what} of step {trainer.state.global_step + 1} is {value}")
+        raise not_finite(trainer, f"the {what} of step {step} is {value}")
+
+
+def check_weights(trainer: Trainer) -> None:
+    """Raise `NotFinite` if the policy's weights cannot be used. A collective."""
+    step = trainer.state.global_step
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    check_size(trainer, model, f"the weights after step {step}")
+    with trainer.accelerator.autocast():
+        is_finite = _answers(model, trainer.accelerator.device)
+    if not all(gathered(is_finite)):
+        raise not_finite(trainer, f"the model's log-probabilities after step {step} are not finite")
 
 
 def check_size(trainer: Trainer, model: Any, what: str) -> None:

@@ -80,8 +80,6 @@ class StepShare:
     discarded: list[Trajectory]
     """Of groups that were replaced; without tokens."""
     tokens: StepTokens
-    sizes: list[int]
-    """Rows in each mini-batch."""
     trained_groups: list[tuple[int, str, bool]]
     """(environment, task, whether it is informative) of each group."""
     discarded_groups: list[tuple[int, str, bool]]
@@ -116,7 +114,6 @@ def env_metrics(
     """The metrics of a step's episodes in one environment; NaN where it has none."""
     own = [t for t in trajectories if t.env == env]
     return episode_metrics(own, [t for t in discarded if t.env == env]) | {
-        "reward": mean([t.reward for t in own if teaches(t.outcome)]),
         "episodes": float(len(own)),
     }
 
@@ -128,6 +125,7 @@ def episode_metrics(
     played = [*trajectories, *discarded]
     kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
+        "reward": mean([t.reward for t in kept]),
         "success": mean([t.success for t in played if teaches(t.outcome)]),
         "horizon": mean([t.horizon for t in trajectories]),
         "turns": mean([len(t.turns) for t in kept]),

@@ -92,6 +92,13 @@ class TrlRollout:
         return output
 
 
+def trajectory_reward(
+    completions: list[Any], trajectory_reward: list[float | None], **_: Any
+) -> list[float | None]:
+    """TRL's reward function: the sum of an episode's rewards; None for a lost episode."""
+    return trajectory_reward
+
+
 def _starts(prompts: list[Any]) -> list[EpisodeSpec]:
     """The episodes that prompts specify; consecutive equal prompts form a group."""
     starts: list[EpisodeSpec] = []

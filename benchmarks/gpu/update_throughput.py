@@ -14,9 +14,18 @@ from typing import Any
 
 from check import DEVICE, ON_GPU, Check, synchronize
 from trl import GRPOTrainer
-from update import SIZES, make_trainer, peak, ragged_batch, reset_peak, step
-
-from agentgym_train.training.update import PackedUpdate
+from update import (
+    SIZES,
+    Ours,
+    make_trainer,
+    own_step,
+    peak,
+    ragged_batch,
+    reset_peak,
+    rows_of,
+    start,
+    step,
+)
 
 LARGE = {
     "vocab_size": 151_936, "hidden_size": 1024, "num_hidden_layers": 24,
@@ -25,10 +34,10 @@ LARGE = {
 """About half a billion parameters."""
 WAYS = {
     "TRL, sdpa": (GRPOTrainer, "sdpa", 4),
-    "ours, sdpa": (PackedUpdate, "sdpa", 0),
-    "ours, flex attention": (PackedUpdate, "flex_attention", 0),
-    "ours, FlashAttention 2": (PackedUpdate, "flash_attention_2", 0),
-    "ours, FlashAttention 3": (PackedUpdate, "flash_attention_3", 0),
+    "ours, sdpa": (Ours, "sdpa", 0),
+    "ours, flex attention": (Ours, "flex_attention", 0),
+    "ours, FlashAttention 2": (Ours, "flash_attention_2", 0),
+    "ours, FlashAttention 3": (Ours, "flash_attention_3", 0),
 }
 
 
@@ -63,14 +72,20 @@ def measured(
     """Median seconds of a step, its peak memory and its loss."""
     trainer = make_trainer(kind, size, attention)
     trainer.model.to(DEVICE)
-    rows = a_pass or len(batch["prompt_ids"])
-    loss = step(trainer, batch, rows)
+    if kind is Ours:
+        start(trainer)
+    rows = rows_of(batch)
+
+    def once() -> float:
+        return own_step(trainer, rows) if kind is Ours else step(trainer, batch, a_pass)
+
+    loss = once()
     seconds, peaks = [], []
     for _ in range(1 if check.tiny else 7):
         before = reset_peak()
         synchronize()
         began = time.perf_counter()
-        step(trainer, batch, rows)
+        once()
         synchronize()
         seconds.append(time.perf_counter() - began)
         peaks.append((peak() - before) / 2**20)

@@ -296,7 +296,7 @@ def test_an_open_quote_in_a_command_is_a_wrong_setting(model):
 def test_no_call_of_an_agent_is_sampled_while_the_trainer_computes(model, tmp_path, monkeypatch):
     """Episodes that are carried over go on by themselves: only the gateway can hold them."""
     state = {"updates": False, "sampled": 0, "meanwhile": 0}
-    sampled, played = HFEngine._sample_turns, RLTrainer._play
+    sampled, played = HFEngine._sample_turns, RLTrainer.play
 
     def sample(engine):
         state["sampled"] += 1
@@ -306,13 +306,14 @@ def test_no_call_of_an_agent_is_sampled_while_the_trainer_computes(model, tmp_pa
         finally:
             state["meanwhile"] += before or state["updates"]
 
-    def play_step(trainer):
+    def play_step(trainer, step):
         state["updates"] = False
-        played(trainer)
-        state["updates"] = trainer.state.global_step + 1 < 8
+        rows = played(trainer, step)
+        state["updates"] = step + 1 < 8
+        return rows
 
     monkeypatch.setattr(HFEngine, "_sample_turns", sample)
-    monkeypatch.setattr(RLTrainer, "_play", play_step)
+    monkeypatch.setattr(RLTrainer, "play", play_step)
     args = RLConfig(
         model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[12], steps=8,
         prompts_per_step=2, num_generations=2, turn_max_tokens=24, max_tokens=900, instruction="",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,10 +12,18 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from agentgym_train.algorithms import LossSettings
+from agentgym_train.training.loss import PolicyLoss, token_weights
+from agentgym_train.training.rows import TokenRows
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
+from agentgym_train.training.trl_rollout import trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 VOCABULARY = 200
+DEFAULT = LossSettings()
 TEMPERATURE = 0.7
+MOST = 64
+"""TRL's `max_completion_length`."""
 
 
 def llama(seed: int = 0, **changes: Any) -> Any:
@@ -88,23 +98,36 @@ def step_inputs(rows: list[tuple[list[int], ...]], seed: int = 0) -> dict[str, t
     }
 
 
-def make_trainer(kind: type[GRPOTrainer], folder: Any, model: Any = None, **settings: Any) -> Any:
-    """A trainer of `kind` whose settings are TRL's, ready to be asked for a loss."""
+class Bare(UpdatingTrainer, GRPOTrainer):
+    """Our update alone, on rows that a test gives."""
+
+    given: Sequence[TokenRows] = ()
+
+    def updates_of(self, step: int) -> Sequence[TokenRows]:
+        """The rows of each update."""
+        return self.given
+
+
+def trl_config(folder: Any, **settings: Any) -> GRPOConfig:
+    """Plain gradient descent on a CPU."""
     values = {
         "output_dir": str(folder), "per_device_train_batch_size": 8, "num_generations": 4,
-        "max_completion_length": 64, "temperature": TEMPERATURE, "use_cpu": True, "bf16": False,
+        "max_completion_length": MOST, "temperature": TEMPERATURE, "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "optim": "sgd", "max_steps": 1,
         "learning_rate": 0.5, "max_grad_norm": 1e9, "save_strategy": "no", "disable_tqdm": True,
     }  # fmt: skip
-    extra = {"rollout_func": settings.pop("rollout_func")} if "rollout_func" in settings else {}
+    return GRPOConfig(**{**values, **settings})
+
+
+def make_theirs(folder: Any, model: Any = None, **settings: Any) -> Any:
+    """TRL's own trainer, ready to be asked for a loss."""
     beta = settings.pop("beta", 0.0)
-    trainer = kind(
+    trainer = GRPOTrainer(
         model=tiny_model() if model is None else model,
         processing_class=textcraft_tokenizer(),
-        args=GRPOConfig(**{**values, **settings}),
+        args=trl_config(folder, **settings),
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
-        reward_funcs=[given_reward],
-        **extra,
+        reward_funcs=[trajectory_reward],
     )
     # A reference model is loaded from the hub; here its log-probabilities are given.
     trainer.beta = beta
@@ -113,24 +136,98 @@ def make_trainer(kind: type[GRPOTrainer], folder: Any, model: Any = None, **sett
     return trainer
 
 
-def given_reward(completions: Any, given: list[float] | None = None, **_: Any) -> Any:
-    """The reward that the rollout gave."""
-    return given
+def make_ours(
+    folder: Any,
+    loss: LossSettings = DEFAULT,
+    model: Any = None,
+    *,
+    max_tokens: int = 0,
+    shared_rows: bool | None = None,
+    beta: float = 0.0,
+    entropy_bonus: float = 0.0,
+    **settings: Any,
+) -> Bare:
+    """A trainer with our update."""
+    trainer = Bare(
+        model=tiny_model() if model is None else model,
+        processing_class=textcraft_tokenizer(),
+        args=trl_config(folder, **settings),
+        train_dataset=UNUSED.select_columns(["prompt"]),
+        reward_funcs=[trajectory_reward],
+    )
+    trainer.start_updates(
+        PolicyLoss(loss, beta, entropy_bonus),
+        max_tokens=max_tokens,
+        temperature=TEMPERATURE,
+        shared_rows=shared_rows,
+    )
+    trainer.model.train()
+    return trainer
 
 
-def loss_and_gradients(
+def rows_to_train(
+    inputs: dict[str, torch.Tensor],
+    loss: LossSettings = DEFAULT,
+    *,
+    episodes: int = 0,
+    tokens: int = 0,
+    sizes: torch.Tensor | None = None,
+) -> TokenRows:
+    """TRL's batch as the rows of one update; by default it is the whole update."""
+    prompts, completions = inputs["prompt_mask"].bool(), inputs["completion_mask"].bool()
+    trained = (inputs["completion_mask"] * inputs["tool_mask"]).bool()  # (B, T)
+    starts, ends = prompts.sum(1), completions.sum(1)
+    ids, masks = [], []
+    for row in range(len(prompts)):
+        prompt, completion = prompts[row], completions[row]
+        ids.append([*inputs["prompt_ids"][row][prompt], *inputs["completion_ids"][row][completion]])
+        masks.append([*[0] * int(prompt.sum()), *trained[row][completion].int().tolist()])
+    rows = TokenRows.of(ids, masks, torch.device("cpu"))
+    weights = token_weights(
+        loss,
+        trained.sum(1) if sizes is None else sizes,
+        episodes=episodes or len(ids),
+        tokens=tokens or int(trained.sum()),
+        most=MOST,
+    )
+
+    def placed(name: str) -> torch.Tensor:
+        values = torch.zeros(rows.ids.shape, dtype=inputs[name].dtype)
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            values[row, start : start + end] = inputs[name][row, :end]
+        return values
+
+    return replace(
+        rows,
+        weights=weights[:, None] * rows.trained,
+        advantages=placed("advantages"),
+        old=placed("old_per_token_logps"),
+        reference=placed("ref_per_token_logps"),
+        tokens=tokens or int(trained.sum()),
+    )
+
+
+def of_theirs(
     trainer: Any, inputs: dict[str, torch.Tensor]
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """A step's loss and gradient, computed as the trainer's own step does."""
+    """Loss and gradient of a step by TRL's trainer."""
     trainer.model.zero_grad()
     loss = trainer.compute_loss(trainer.model, inputs)
     trainer.accelerator.backward(loss)
-    gradients = {
-        name: weight.grad.clone()
-        for name, weight in trainer.model.named_parameters()
-        if weight.grad is not None
-    }
-    return loss.item(), gradients
+    return loss.item(), gradients_of(trainer.model)
+
+
+def of_ours(trainer: Bare, *updates: TokenRows) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradient of a step by our update."""
+    trainer.model.zero_grad()
+    loss, _ = trainer.update.run(trainer.model, updates)
+    return loss.item(), gradients_of(trainer.model)
+
+
+def gradients_of(model: Any) -> dict[str, torch.Tensor]:
+    """Copies of the gradients."""
+    named = model.named_parameters()
+    return {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 
 
 def assert_same_gradients(found: Any, expected: Any, rtol: float = 1e-4) -> None:

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import hosting
-from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.hf.engine import HFEngine
@@ -55,7 +54,6 @@ DIFFERENT = {
     "mixtral, jitter": {**LOCAL_EXPERTS, "router_jitter_noise": 0.9},
 }
 """Routers that draw noise in training mode, or whose choices depend on the mode."""
-WITHOUT_ROUTER_LOSS = {"save_strategy": "no", "router_aux_loss_coef": 0.0}
 
 
 @pytest.mark.usefixtures("guess_server")
@@ -65,7 +63,7 @@ def test_a_model_that_engine_and_trainer_compute_differently_is_reported_once(
 ):
     model = model_of(name.partition(",")[0], **DIFFERENT[name])
     with caplog.at_level(logging.WARNING):
-        train(tmp_path, model, trainer_args=WITHOUT_ROUTER_LOSS)
+        train(tmp_path, model)
     assert caplog.text.count(SAID) == 1
     (said,) = (row.getMessage() for row in caplog.records if SAID in row.getMessage())
     assert "% are above 0.0001" in said and "`agentgym audit NAME`" in said
@@ -89,13 +87,6 @@ def test_noise_of_the_comparison_changes_nothing_that_is_drawn_later(tmp_path):
 
 
 @pytest.mark.usefixtures("guess_server")
-@pytest.mark.parametrize("name", ["phimoe", "granitemoe"])
-def test_a_router_loss_that_trl_can_not_compute_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"trainer_args: \{router_aux_loss_coef: 0\}"):
-        train(tmp_path, model_of(name, **LOCAL_EXPERTS))
-
-
-@pytest.mark.usefixtures("guess_server")
 def test_a_usual_model_is_not_reported(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         trainer = train(tmp_path, tiny_model())
@@ -103,13 +94,14 @@ def test_a_usual_model_is_not_reported(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("guess_server")
-def test_a_model_of_experts_with_a_router_loss_trains_with_its_own_engine(tmp_path, caplog):
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe"])
+def test_a_model_of_experts_with_a_router_loss_trains_with_its_own_engine(name, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        model = model_of("mixtral", **LOCAL_EXPERTS, output_router_logits=True)
-        trainer = train(tmp_path, model)
+        model = model_of(name, **LOCAL_EXPERTS, output_router_logits=True)
+        before = {n: w.detach().clone() for n, w in model.named_parameters()}
+        train(tmp_path, model, entropy_bonus=0.1)
     assert SAID not in caplog.text
-    losses = [row["aux_loss"] for row in trainer.state.log_history if "aux_loss" in row]
-    assert losses and min(losses) > 0
+    assert any(not torch.equal(w, before[n]) for n, w in model.named_parameters())
     assert model.config.output_router_logits, "the engine only leaves it out while it samples"
 
 

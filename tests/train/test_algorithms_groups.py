@@ -98,7 +98,7 @@ def test_an_episode_that_sampled_nothing_still_counts_in_its_group():
     assert advantages("dr_grpo", step).tolist() == [[-1.0, -1.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("name", ["dapo", "gspo", "cispo", "bnpo"])
+@pytest.mark.parametrize("name", ["dapo", "gspo", "cispo"])
 def test_the_variants_differ_from_grpo_in_the_loss_alone(name):
     step = one_turn(1.0, 0.0, 0.25, group_size=3)
     assert torch.equal(advantages(name, step), advantages("grpo", step))

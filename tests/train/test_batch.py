@@ -31,7 +31,7 @@ LOST = Trajectory(
 def test_episodes_are_padded_and_keep_their_turns():
     two = episode([1, 1, 0, 1], [0.25, 0.5], [2, 4])
     one = episode([1], [1.0], [1])
-    batch = token_batch([two, one], 2, width=5, dummy_id=FILLER)
+    batch = token_batch([two, one], 2, width=5, pad_id=FILLER)
     assert batch.loss_mask.tolist() == [[1, 1, 0, 1, 0], [1, 0, 0, 0, 0]]
     assert batch.rewards.tolist() == [[0.25, 0.5], [1.0, 0.0]]
     assert batch.turn_ends.tolist() == [[2, 4], [1, 0]]
@@ -43,13 +43,13 @@ def test_a_lost_episode_is_one_token_that_nothing_is_learned_from():
     assert output["completion_ids"] == [[10, 11, 12], [FILLER]]
     assert output["env_mask"] == [[1, 0, 1], [0]]
     assert output["trajectory_reward"] == [1.0, None]
-    batch = token_batch([LOST, LOST], 2, width=1, dummy_id=FILLER)
+    batch = token_batch([LOST, LOST], 2, width=1, pad_id=FILLER)
     assert not batch.loss_mask.any() and not batch.rewards.any() and not batch.trainable.any()
 
 
 def test_an_episode_cut_by_its_token_budget_before_a_word_teaches_as_an_empty_one():
     empty = episode([], [], [], outcome="token_budget")
-    batch = token_batch([empty, empty], 2, width=1, dummy_id=FILLER)
+    batch = token_batch([empty, empty], 2, width=1, pad_id=FILLER)
     assert batch.trainable.all() and not batch.loss_mask.any()
 
 

@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch._dynamo
-from trl.kernels import chunked_logprob
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.models.setup import uncompiled
-from agentgym_train.training.compiling import _TILES, compile_layers, set_tiles
+from agentgym_train.training.compiling import compile_layers
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 
@@ -37,10 +36,6 @@ def test_a_model_is_compiled_in_place_and_the_engines_context_runs_it_as_it_is()
     model = tiny_model()
     names = list(model.state_dict())
     compile_layers(model)
-    own = dict(_TILES)
-    assert all(getattr(chunked_logprob, name) is not tile for name, tile in own.items())
-    set_tiles(compiled=False)
-    assert all(getattr(chunked_logprob, name) is tile for name, tile in own.items())
     assert list(model.state_dict()) == names
     torch._dynamo.utils.counters.clear()
     with torch.no_grad(), uncompiled(model):

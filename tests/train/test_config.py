@@ -66,19 +66,19 @@ def test_a_config_without_a_method_is_one_of_rl_and_others_are_told_apart(file):
 
 
 def test_words_reach_into_mappings_and_leave_the_rest_of_them(file):
-    file.write_text(file.read_text() + "trainer_args: {epsilon: 0.3}\n")
-    words = ["trainer_args.delta=0.1", "--algorithm.gamma", "0.9", "steps=1", "steps=2"]
+    file.write_text(file.read_text() + "trainer_args: {weight_decay: 0.3}\n")
+    words = ["trainer_args.adam_beta1=0.1", "--algorithm.gamma", "0.9", "steps=1", "steps=2"]
     config = read_config(file, words)
-    assert config.trainer_args == {"epsilon": 0.3, "delta": 0.1}
+    assert config.trainer_args == {"weight_decay": 0.3, "adam_beta1": 0.1}
     assert config.algorithm == {"type": "grpo", "gamma": 0.9}
     assert config.steps == 2
-    assert read_config(file, ["trainer_args={}", "trainer_args.delta=1"]).trainer_args == {
-        "delta": 1
+    assert read_config(file, ["trainer_args={}", "trainer_args.adam_beta1=1"]).trainer_args == {
+        "adam_beta1": 1
     }
     with pytest.raises(BadRequest, match="steps is 7 and has no key often; write steps=VALUE"):
         read_config(file, ["steps.often=1"])
     with pytest.raises(BadRequest, match=r"unknown key trainer_arg; did you mean trainer_args\?"):
-        read_config(file, ["trainer_arg.delta=0.1"])
+        read_config(file, ["trainer_arg.adam_beta1=0.1"])
 
 
 def test_a_batch_that_does_not_divide_among_the_processes_is_refused():

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.algorithms.gae import PPO, CriticTargets
+from agentgym_train.algorithms.gae import PPO
 from agentgym_train.training.critic import Critic
-from agentgym_train.training.update import PackedUpdate
-from tests.train.ragged_rows import episodes, llama, make_trainer, padded
+from agentgym_train.training.rows import TokenRows
+from tests.train.ragged_rows import episodes, llama, make_ours, rows_to_train, step_inputs
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 pytestmark = pytest.mark.usefixtures("guess_server")
 RATE = 0.05
 
 
+def make_critic(tmp_path, budget=0, *, gradient_checkpointing=False, **fields) -> Critic:
+    trainer = make_ours(
+        tmp_path, model=llama(), max_tokens=budget, gradient_checkpointing=gradient_checkpointing
+    )
+    return Critic(trainer, trainer.model, PPO(**fields), trainer.update.microbatches)
+
+
 def critic_for(tmp_path, budget=0, **fields):
-    trainer = make_trainer(PackedUpdate, tmp_path, llama())
-    trainer.max_tokens_per_microbatch = budget
-    critic = Critic(trainer, trainer.model, PPO(critic_learning_rate=RATE, **fields))
+    critic = make_critic(tmp_path, budget, critic_learning_rate=RATE, **fields)
     # Plain gradient descent: a step then shows the gradient.
     model = critic._model
     critic._optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -29,64 +36,56 @@ def critic_for(tmp_path, budget=0, **fields):
     return critic
 
 
-def batch():
-    rows = padded(episodes(6, seed=3, max_turns=5))
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)  # (B, W)
-    attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
-    trained = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1)
+def batch() -> TokenRows:
+    rows = rows_to_train(step_inputs(episodes(6, seed=3, max_turns=5)))
     torch.manual_seed(2)
-    returns = torch.randn(ids.shape) * trained
-    return ids, attention, trained.bool(), returns
+    return replace(rows, returns=torch.randn(rows.ids.shape) * rows.trained)
 
 
-def plain_values(model, ids, attention, trained):
-    """(B, W), row by row and with no padding."""
-    values = torch.zeros(ids.shape)
-    for i, (row, real) in enumerate(zip(ids, attention.bool(), strict=True)):
-        hidden = model.backbone(input_ids=row[real][None]).last_hidden_state[0]
+def learn(critic: Critic, rows: TokenRows, count: float = 0.0) -> dict[str, float]:
+    """A step from the critic's present values."""
+    rows = replace(rows, values=critic.values(rows))
+    return critic.learn(rows, count or float(rows.trained.sum()))
+
+
+def plain_values(model, rows: TokenRows):
+    """(R, W), row by row and without padding."""
+    values = torch.zeros(rows.ids.shape)
+    for i, length in enumerate(rows.lengths.tolist()):
+        hidden = model.backbone(input_ids=rows.ids[i, :length][None]).last_hidden_state[0]
         each = (hidden @ model.head.weight.T + model.head.bias)[:, 0]  # (n,)
-        at = torch.zeros(len(row))
-        at[real.nonzero()[1:, 0]] = each[:-1].detach()
-        values[i] = at * trained[i]
-    return values
+        values[i, 1:length] = each[:-1].detach()
+    return values * rows.trained
 
 
 def test_a_value_is_read_where_the_token_before_stands(tmp_path):
-    critic = critic_for(tmp_path)
-    ids, attention, trained, _ = batch()
-    found = critic.values(ids, attention, trained)
-    assert torch.allclose(found, plain_values(critic._model, ids, attention, trained), atol=1e-5)
-    assert found[~trained].abs().max() == 0 and found[trained].abs().min() > 0
+    critic, rows = critic_for(tmp_path), batch()
+    found = critic.values(rows)
+    assert torch.allclose(found, plain_values(critic._model, rows), atol=1e-5)
+    assert found[~rows.trained].abs().max() == 0 and found[rows.trained].abs().min() > 0
 
 
 def test_a_new_critic_values_everything_at_zero(tmp_path):
-    trainer = make_trainer(PackedUpdate, tmp_path, llama())
-    critic = Critic(trainer, trainer.model, PPO())
-    ids, attention, trained, _ = batch()
-    assert critic.values(ids, attention, trained).abs().max() == 0
+    assert make_critic(tmp_path).values(batch()).abs().max() == 0
 
 
 @pytest.mark.parametrize("budget", [0, 1, 60])
-def test_a_step_is_the_gradient_of_the_clipped_loss_however_it_is_cut(tmp_path, budget):
-    critic = critic_for(tmp_path, budget, value_clip=0.5)
-    ids, attention, trained, returns = batch()
-    old = critic.values(ids, attention, trained)
+def test_a_step_is_the_gradient_of_the_clipped_loss_however_it_is_split(tmp_path, budget):
+    critic, rows = critic_for(tmp_path, budget, value_clip=0.5), batch()
     reference = critic_for(tmp_path / "reference")._model
     total = torch.zeros(())
-    for i in range(len(ids)):
-        real = attention[i].bool()
-        hidden = reference.backbone(input_ids=ids[i][real][None]).last_hidden_state[0]
+    for i, length in enumerate(rows.lengths.tolist()):
+        hidden = reference.backbone(input_ids=rows.ids[i, :length][None]).last_hidden_state[0]
         each = (hidden @ reference.head.weight.T + reference.head.bias)[:-1, 0]
-        places = real.nonzero()[1:, 0]
-        for value, place in zip(each, places, strict=True):
-            if trained[i, place]:
+        for place, value in enumerate(each, 1):
+            if rows.trained[i, place]:
                 # At the first step the value is the old one, so nothing is clipped.
-                total = total + 0.5 * (value - returns[i, place]) ** 2
-    count = float(trained.sum())
+                total = total + 0.5 * (value - rows.returns[i, place]) ** 2
+    count = float(rows.trained.sum())
     (total / count).backward()
     norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
     before = {n: w.detach().clone() for n, w in critic._model.named_parameters()}
-    figures = critic.learn(ids, attention, old, CriticTargets(returns, trained), count)
+    figures = learn(critic, rows)
     assert figures["critic/loss"] == pytest.approx(total.item() / count, rel=1e-4)
     assert figures["critic/grad_norm"] == pytest.approx(float(norm), rel=1e-3)
     moved = dict(reference.named_parameters())
@@ -97,31 +96,20 @@ def test_a_step_is_the_gradient_of_the_clipped_loss_however_it_is_cut(tmp_path, 
 
 
 def test_a_critic_learns_returns_it_can_tell(tmp_path):
-    trainer = make_trainer(PackedUpdate, tmp_path, llama())
-    critic = Critic(trainer, trainer.model, PPO(critic_learning_rate=3e-3, value_clip=1e9))
-    ids, attention, trained, _ = batch()
-    returns = trained * (ids % 2).float()
-    targets = CriticTargets(returns, trained)
-    losses = []
-    for _ in range(30):
-        old = critic.values(ids, attention, trained)
-        losses.append(
-            critic.learn(ids, attention, old, targets, float(trained.sum()))["critic/loss"]
-        )
+    critic = make_critic(tmp_path, critic_learning_rate=3e-3, value_clip=1e9)
+    rows = batch()
+    rows = replace(rows, returns=rows.trained * (rows.ids % 2).float())
+    losses = [learn(critic, rows)["critic/loss"] for _ in range(30)]
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
-    critic = critic_for(tmp_path)
-    ids, attention, trained, returns = batch()
-    old = critic.values(ids, attention, trained)
-    critic.learn(ids, attention, old, CriticTargets(returns, trained), 5.0)
+    critic, rows = critic_for(tmp_path), batch()
+    learn(critic, rows, 5.0)
     critic.save(tmp_path / "kept")
     other = critic_for(tmp_path)
     other.load(tmp_path / "kept")
-    assert torch.equal(
-        critic.values(ids, attention, trained), other.values(ids, attention, trained)
-    )
+    assert torch.equal(critic.values(rows), other.values(rows))
     with pytest.raises(BadRequest, match="has no critic"):
         other.load(tmp_path / "none")
 
@@ -177,24 +165,20 @@ def test_outcomes_that_do_not_train_leave_the_weights_alone(tmp_path):
     trainer, before = train_one_step(
         tmp_path, guesses(["9", "9", "9", "8"]), train_outcomes=["success", "failure"]
     )
-    assert {t.outcome for t in trainer._trajectories} == {"horizon"}
+    assert {t.outcome for t in trainer.trained_trajectories} == {"horizon"}
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, before[name]), name
 
 
 def test_the_critic_recomputes_its_activations_if_the_policy_does(tmp_path, monkeypatch):
     def learned(**settings):
-        trainer = make_trainer(PackedUpdate, tmp_path, llama(), **settings)
-        critic = Critic(trainer, trainer.model, PPO(value_clip=1e9))
+        critic = make_critic(tmp_path, value_clip=1e9, **settings)
         critic._optimizer = torch.optim.SGD(critic._model.parameters(), lr=0.05)
-        rows = padded(episodes(4, seed=5))
-        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
-        attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
-        mask = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1).bool()
-        targets = CriticTargets((ids % 3 * mask).float(), mask)
+        calls.clear()
+        rows = rows_to_train(step_inputs(episodes(4, seed=5)))
+        rows = replace(rows, returns=(rows.ids % 3 * rows.trained).float())
         for _ in range(2):  # the first step moves the head alone
-            old = critic.values(ids, attention, mask)
-            critic.learn(ids, attention, old, targets, float(mask.sum()))
+            learn(critic, rows)
         return dict(critic._model.named_parameters())
 
     calls = []
@@ -207,4 +191,4 @@ def test_the_critic_recomputes_its_activations_if_the_policy_does(tmp_path, monk
     for name, weight in learned(gradient_checkpointing=True).items():
         assert torch.allclose(weight, plain[name], atol=1e-6), name
     # 2 layers, of 2 steps with one pass for the values and one for the loss, which runs again.
-    assert len(calls) - once == once + 2 * 2
+    assert len(calls) == once + 2 * 2

@@ -14,8 +14,7 @@ from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.data.datasets import warnings_of_shown_tasks
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
-from agentgym_train.training.packing import check_packing
-from agentgym_train.training.sft import AgentSFTTrainer, imitate
+from agentgym_train.training.sft import AgentSFTTrainer, check_packing, imitate
 from tests.train.demonstrating import demonstration
 from tests.train.small import merged, textcraft_tokenizer, tiny_model
 

@@ -68,7 +68,7 @@ def trained(tmp_path, **changes):
 
 def test_a_step_keeps_its_first_groups_tokens_and_everybodys_advantages(tmp_path):
     trainer, store, kept = trained(tmp_path, prompts_per_step=2)
-    played = trainer._trajectories
+    played = trainer.trained_trajectories
     lines = (store.path / "trajectories" / "train.jsonl").read_bytes()
     stored, _ = RunStore.open(store.path).trajectories("train")
     starts = [0, *[i + 1 for i, byte in enumerate(lines) if byte == ord("\n")][:-1]]
@@ -113,6 +113,6 @@ def test_a_lost_episode_has_a_line_of_its_own(tmp_path):
         tmp_path, guesses([wrong, task, wrong, wrong], lost={3, 4, 5}), keep_tokens="all"
     )
     kept, _ = read_lines(trainer.store.path / "tokens" / "train.jsonl", StoredTokens)
-    lost = [t.outcome == "engine_lost" for t in trainer._trajectories]
+    lost = [t.outcome == "engine_lost" for t in trainer.trained_trajectories]
     assert sum(lost) == 1 and len(kept) == 4
     assert [one.turn_advantages for one, gone in zip(kept, lost, strict=True) if gone] == [[]]

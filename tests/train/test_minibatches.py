@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from trl import GRPOTrainer
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.training.microbatches import merge_metrics, rows_of
-from agentgym_train.training.update import Counts, PackedUpdate
 from tests.train.command import Command, finish
-from tests.train.ragged_rows import episodes, make_trainer, step_inputs
+from tests.train.ragged_rows import (
+    episodes,
+    make_ours,
+    make_theirs,
+    rows_to_train,
+    step_inputs,
+)
 from tests.train.test_run import write_config
+from tests.train.test_update import LOSSES, needs_trls_loss
 
 ROWS = episodes(8)
 LEARNING_RATE = 0.02
-LOSSES = {
-    **{name: {"loss_type": name} for name in ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo")},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
-    "kl": {"loss_type": "dapo", "beta": 0.1},
-}
 
 
+@needs_trls_loss
 @pytest.mark.parametrize("budget", [10_000, 1])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_updates_are_those_of_trl_one_minibatch_after_another(loss, budget, tmp_path):
-    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))  # TRL shuffles rows
+@pytest.mark.parametrize("name", ["token", "sequence", "constant", "cispo", "sapo", "gspo", "kl"])
+def test_updates_are_those_of_trl_one_minibatch_after_another(name, budget, tmp_path):
+    trls, settings, more = LOSSES[name]
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     numbers = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])[order]
-    theirs = make_trainer(GRPOTrainer, tmp_path, **LOSSES[loss])
+    theirs = make_theirs(tmp_path, **trls)
     theirs.model.double()  # or eight updates in a row make much of how numbers are rounded
     whole = step_inputs(ROWS)
-    masks = whole["completion_mask"] * whole["tool_mask"]
-    parts = [rows_of(whole, (numbers == i).nonzero()[:, 0].tolist()) for i in range(4)]
-    tokens = [int(masks[numbers == i].sum()) for i in range(4)]
+    chosen = [(numbers == i).nonzero()[:, 0] for i in range(4)]
+    parts = [{n: v[rows] if v.dim() else v for n, v in whole.items()} for rows in chosen]
+    tokens = [int((part["completion_mask"] * part["tool_mask"]).sum()) for part in parts]
     for part, count in zip(parts * 2, tokens * 2, strict=True):
         theirs.model.zero_grad()
         counted = part | {"num_items_in_batch": torch.tensor(count)}
@@ -48,14 +48,13 @@ def test_updates_are_those_of_trl_one_minibatch_after_another(loss, budget, tmp_
             for weight in theirs.model.parameters():
                 weight -= LEARNING_RATE * weight.grad
 
-    ours = make_trainer(PackedUpdate, tmp_path, learning_rate=LEARNING_RATE, **LOSSES[loss])
+    ours = make_ours(tmp_path, settings, max_tokens=budget, learning_rate=LEARNING_RATE, **more)
     ours.model.double()
     before = [weight.clone() for weight in ours.model.parameters()]
-    ours.max_tokens_per_microbatch = budget
     ours.create_optimizer()
-    ours.epochs_per_rollout = 2
-    ours.counts = [Counts(2, count) for count in tokens]
-    ours.compute_loss(ours.model, whole | {"minibatch": numbers}).backward()
+    updates = [rows_to_train(part, settings) for part in parts]
+    _, metrics = ours.update.run(ours.model, updates * 2)
+    assert metrics["earlier_grad_norm"] > 0
     ours.optimizer.step()
     for found, expected, old in zip(
         ours.model.parameters(), theirs.model.parameters(), before, strict=True
@@ -106,18 +105,13 @@ def test_a_run_with_four_updates_per_rollout_keeps_its_tasks_and_stages_and_resu
         ({"minibatches_per_rollout": 0}, "minibatches_per_rollout is at least 1"),
         ({"trainer_args": {"num_iterations": 2}}, "write epochs_per_rollout: VALUE"),
         ({"trainer_args": {"steps_per_generation": 4}}, "write minibatches_per_rollout: VALUE"),
-        ({"trainer_args": {"loss_type": "grpo"}}, "write algorithm: VALUE"),
+        ({"trainer_args": {"loss_type": "grpo"}}, "write algorithm: {type: grpo, loss: {mean"),
+        (
+            {"trainer_args": {"epsilon": 0.1}},
+            "write algorithm: {type: grpo, loss: {epsilon: VALUE}}",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         RLConfig(model="m", env="e", output_dir="o", **changes).check_processes(1)
-
-
-def test_a_minibatch_without_trained_tokens_is_in_no_metric():
-    metrics = {"entropy": [0.0, 0.0], "kl": []}
-    merge_metrics(metrics, {}, [0, 0])
-    assert len(metrics["entropy"]) == 1 and math.isnan(metrics["entropy"][0])
-    metrics["entropy"] += [5.0, 2.0]
-    merge_metrics(metrics, {}, [0, 10, 20])
-    assert metrics == {"entropy": [3.0], "kl": []}

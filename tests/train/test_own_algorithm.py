@@ -54,7 +54,7 @@ def test_the_documented_algorithm_is_what_the_page_says(tmp_path, monkeypatch):
     (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     made = make_algorithm({"type": f"{name.removesuffix('.py')}:GroupBaseline", "scale": 0.5})
-    assert made.loss.loss_type == "grpo"
+    assert made.loss.mean == "sequence"
     # Two groups of two; the last episode was lost, so its group's mean is 3.
     returns, taught = (1.0, 2.0, 3.0, 9.0), (True, True, True, False)
     episodes = [
@@ -73,7 +73,17 @@ def test_the_documented_algorithm_is_what_the_page_says(tmp_path, monkeypatch):
 class Unrelated:
     """It has what an algorithm has, and is none."""
 
-    loss_type: str = "grpo"
+    scale: float = 1.0
+
+    def advantages(self, batch):
+        return batch.loss_mask
+
+
+@dataclass(frozen=True)
+class Earlier(Algorithm):
+    """It names a loss of TRL, as algorithms did before."""
+
+    loss_type = "grpo"
 
     def advantages(self, batch):
         return batch.loss_mask
@@ -90,16 +100,9 @@ class Empty(Algorithm):
         ("Unrelated", r"Unrelated is not an algorithm; write `class Unrelated\(Algorithm\)`"),
         ("Empty", r"Empty does not define advantages\(self, batch\)"),
         ("Step", "Step is not an algorithm"),
+        ("Earlier", r"Earlier has loss_type 'grpo', .* write `loss = LossSettings"),
     ],
 )
 def test_what_is_no_algorithm_is_rejected_before_a_step(name, told):
     with pytest.raises(BadRequest, match=told):
         make_algorithm(f"{__name__}:{name}")
-
-
-def test_every_named_algorithm_states_its_loss_once():
-    from agentgym_train.algorithms import ALGORITHMS
-
-    for kind in ALGORITHMS.values():
-        own = "loss_type" in vars(kind), "loss" in vars(kind)
-        assert own != (True, True), kind

@@ -12,8 +12,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentgym_train.models.padding import pass_cost_of
-from agentgym_train.training.microbatches import plan, split
-from agentgym_train.training.packing import pack, packed_positions, shares_rows
+from agentgym_train.training.microbatches import plan
+from agentgym_train.training.rows import Layout, TokenRows, shares_rows
 from tests.train.small import tiny_model
 
 LENGTHS = st.lists(st.integers(1, 900), min_size=1, max_size=40)
@@ -60,47 +60,52 @@ def test_rows_that_share_a_row_are_put_where_they_fit_first():
     assert plan([60, 30, 50, 40], 100, shared_rows=True) == [[0, 3], [2, 1]]
 
 
-def test_passes_are_halved_until_there_are_as_many_as_asked_for():
-    assert split([[0, 1, 2, 3], [4]], [9, 1, 1, 1, 5], 3) == [[0, 1], [2, 3], [4]]
-    assert split([[0], [1]], [1, 1], 2) == [[0], [1]]
-
-
-def test_more_passes_than_rows_are_refused():
-    with pytest.raises(ValueError, match="2 rows cannot be split into 3 micro-batches"):
-        split([[0, 1]], [1, 1], 3)
+@given(lengths=LENGTHS, budget=st.integers(1, 2000), shared_rows=st.booleans())
+def test_rows_that_belong_together_stay_together(lengths, budget, shared_rows):
+    lengths = lengths + lengths[::-1]
+    passes = plan(lengths, budget, shared_rows=shared_rows, unit=2)
+    assert sorted(row for rows in passes for row in rows) == list(range(len(lengths)))
+    for rows in passes:
+        assert all(b == a + 1 and a % 2 == 0 for a, b in zip(rows[::2], rows[1::2], strict=True))
+        assert len(rows) == 2 or tokens(rows, lengths, shared_rows) <= budget
 
 
 @pytest.fixture
-def batch():
-    """Two rows: prompt 7 8 and completion 1 2; prompt 9 and completion 3 4 5."""
-    ids = torch.tensor([[7, 8, 1, 2, 0], [0, 9, 3, 4, 5]])
-    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]])
-    trained = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 1, 0, 1]]).bool()
-    return ids, mask, trained
+def rows() -> TokenRows:
+    """Prompt 7 8 and completion 1 2; prompt 9 and completion 3 4 5."""
+    masks = [[0, 0, 1, 1], [0, 1, 0, 1]]
+    return TokenRows.of([[7, 8, 1, 2], [9, 3, 4, 5]], masks, torch.device("cpu"))
 
 
-def test_padded_rows_begin_at_column_zero_and_padding_is_never_scored(batch):
-    layout = pack(*batch, shared_rows=False)
+def test_padding_is_never_scored_and_is_left_out_of_a_part():
+    rows = TokenRows.of(
+        [[7, 8], [9, 3, 4, 5], [6, 1]], [[0, 1], [1] * 4, [0, 1]], torch.device("cpu")
+    )
+    assert rows.ids.tolist() == [[7, 8, 0, 0], [9, 3, 4, 5], [6, 1, 0, 0]]
+    assert rows.trained.int().tolist() == [[0, 1, 0, 0], [0, 1, 1, 1], [0, 1, 0, 0]]
+    part = rows.take([2, 0])
+    assert part.ids.tolist() == [[6, 1], [7, 8]] and part.lengths.tolist() == [2, 2]
+    layout = Layout.of(rows, shared_rows=False)
+    assert layout.predictors.tolist() == [0, 4, 5, 6, 8]
+
+
+def test_padded_rows_are_scored_where_the_token_before_stands(rows):
+    layout = Layout.of(rows, shared_rows=False)
     assert layout.input_ids.tolist() == [[7, 8, 1, 2], [9, 3, 4, 5]]
     assert layout.position_ids is None
     assert layout.predictors.tolist() == [1, 2, 4, 6]
     assert layout.labels.tolist() == [1, 2, 3, 5]
-    assert layout.scored.int().tolist() == [[0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]
+    assert layout.scored.int().tolist() == [[0, 0, 1, 1], [0, 1, 0, 1]]
+    assert layout.spread(torch.ones(4)).int().tolist() == layout.scored.int().tolist()
 
 
-def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_zero(batch):
-    layout = pack(*batch, shared_rows=True)
-    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 9, 3, 4, 5]]
-    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
-    assert layout.predictors.tolist() == [1, 2, 4, 6]
-    assert layout.labels.tolist() == [1, 2, 3, 5]
-
-
-def test_a_rows_first_token_has_no_predictor_and_is_not_scored():
-    one = torch.ones(1, 3, dtype=torch.long)
-    layout = pack(one, one, one.bool(), shared_rows=True)
-    assert layout.scored.tolist() == [[False, True, True]]
-    assert layout.predictors.tolist() == [0, 1]
+def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_zero():
+    rows = TokenRows.of([[7, 8, 1], [9, 3, 4, 5]], [[0, 1, 1], [0, 1, 0, 1]], torch.device("cpu"))
+    layout = Layout.of(rows, shared_rows=True)
+    assert layout.input_ids.tolist() == [[7, 8, 1, 9, 3, 4, 5]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert layout.predictors.tolist() == [0, 1, 3, 5]
+    assert layout.labels.tolist() == [8, 1, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -123,10 +128,10 @@ def test_episodes_share_a_row_only_where_nothing_carries_one_into_the_next(
 
 def test_varlen_attention_gets_the_boundaries_of_packed_episodes():
     lengths = [5, 2, 9]
-    width = max(lengths)
-    attention = torch.tensor([[0] * (width - n) + [1] * n for n in lengths])  # (3, 9)
-    ids = torch.arange(27).view(3, 9) * attention
-    layout = pack(ids, attention, attention, shared_rows=True)
+    rows = TokenRows.of(
+        [list(range(3, 3 + n)) for n in lengths], [[1] * n for n in lengths], torch.device("cpu")
+    )
+    layout = Layout.of(rows, shared_rows=True)
     model, seen = tiny_model(), []
 
     def probe(module, query, key, value, mask, **further):
@@ -135,15 +140,14 @@ def test_varlen_attention_gets_the_boundaries_of_packed_episodes():
 
     AttentionInterface.register("probe_flash", probe)
     model.config._attn_implementation = "probe_flash"
-    model(input_ids=layout.input_ids, **packed_positions(layout))
+    model(**layout.arguments())
     bounds = [0, 5, 7, 16]
     for one in seen:
         assert one["cu_seq_lens_q"].tolist() == one["cu_seq_lens_k"].tolist() == bounds
         assert one["cu_seq_lens_q"].dtype == torch.int32
         assert one["max_length_q"] == one["max_length_k"] == 9
     assert len(seen) == model.config.num_hidden_layers
-    apart = pack(ids, attention, attention, shared_rows=False)
-    assert packed_positions(apart) == {}
+    assert Layout.of(rows, shared_rows=False).arguments().keys() == {"input_ids"}
 
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

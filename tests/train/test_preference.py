@@ -106,19 +106,19 @@ def test_passes_do_not_change_the_weights(tmp_path):
 
 
 def test_what_the_world_says_has_no_weight_in_the_loss(tmp_path):
-    """The gradient at the logits of observations is 0: their ids could be any."""
+    """Only the tokens of the policy are scored, by the policy and by the reference."""
     rows = pair_rows(tasks=("ladder",))
     trainer = AgentDPOTrainer(
         tiny_model(), textcraft_tokenizer(), rows, settings(tmp_path, None, 0), tmp_path
     )
-    batch = trainer.data_collator(rows)
-    labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
-    output = trainer.model(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels,
-        fused_lm_head=True,
-    )  # fmt: skip
-    scored = output.log_probs != 0
-    assert torch.equal(scored, batch["completion_mask"][:, 1:].bool())
+    (batch,) = trainer.updates_of(0)
+    (row,) = rows
+    for number, side in enumerate(("chosen", "rejected")):
+        mask = [*[0] * len(row["prompt_ids"]), *row[f"{side}_mask"]]
+        assert batch.trained[number, : len(mask)].int().tolist() == mask
+    scores = trainer.update.scores(trainer.model, batch)
+    assert torch.equal(scores.logprobs != 0, batch.trained)
+    assert torch.equal(batch.reference != 0, batch.trained)
 
 
 def test_data_without_a_pair_and_cut_contexts_are_refused(tmp_path):

@@ -34,43 +34,49 @@ WHOLE = episode([row([1, 1, 0, 1], [2, 4], 40)], [0.0, 1.0])
 LOST = episode([row([1], [1])], [0.0], "engine_lost")
 
 
-def test_rows_of_an_episode_follow_all_first_rows_and_fillers_follow_them():
+def test_rows_of_an_episode_follow_all_first_rows():
     rows = Rows.of([CUT, LOST, WHOLE], FILLER)
     assert [r.completion_ids for r in rows.tokens] == [
         [10, 11, 12], [FILLER], [40, 41, 42, 43], [20, 21], [30],
     ]  # fmt: skip
     assert (rows.owner, rows.offset) == ([0, 1, 2, 0, 0], [0, 0, 0, 3, 5])
-    filled = rows.filled([7], FILLER)
-    assert len(filled.tokens) == 9 and filled.owner[5:] == [-1] * 4
-    assert not any(sum(r.loss_mask) for r in filled.tokens[5:])
-    output = rollout_output([CUT, LOST, WHOLE], FILLER, rows=filled)
-    assert output["trajectory_reward"] == [pytest.approx(1.6), None, 1.0, *[None] * 6]
+    output = rollout_output([CUT, LOST, WHOLE], FILLER)
+    assert output["trajectory_reward"] == [pytest.approx(1.6), None, 1.0, None, None]
+    found = rows.to_train(torch.device("cpu"))
+    assert found.ids.tolist() == [
+        [7, 10, 11, 12, 0], [FILLER] * 2 + [0] * 3, [7, 40, 41, 42, 43], [7, 20, 21, 0, 0],
+        [7, 30, 0, 0, 0],
+    ]  # fmt: skip
+    assert found.lengths.tolist() == [4, 2, 5, 3, 2]
+    assert found.trained.sum(1).tolist() == [2, 0, 3, 2, 1]
 
 
 def test_algorithms_see_the_rows_of_an_episode_as_one():
     rows = Rows.of([CUT, WHOLE], FILLER)
-    batch = token_batch([CUT, WHOLE], 2, rows.width(4), FILLER)
+    batch = token_batch([CUT, WHOLE], 2, rows.width, FILLER)
     assert batch.loss_mask.tolist() == [[1, 0, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]]
     assert batch.turn_ends.tolist() == [[1, 3, 5, 6], [2, 4, 0, 0]]
     assert batch.logprobs[0].tolist() == pytest.approx([0, -0.1, -0.2, 0, -0.1, 0])
 
 
 def test_values_go_from_episodes_to_rows_and_back():
-    rows = Rows.of([CUT, WHOLE], FILLER).filled([5], FILLER)
+    rows = Rows.of([CUT, WHOLE], FILLER)
     values = torch.tensor([[1.0, 2, 3, 4, 5, 6], [7, 8, 9, 10, 0, 0]])  # (B, V)
-    in_rows = rows.to_rows(values, 4)  # (R, T)
+    in_rows = rows.to_rows(values, rows.to_train(torch.device("cpu")).ids)  # (R, W)
     assert in_rows.tolist() == [
-        [1, 2, 3, 0], [7, 8, 9, 10], [4, 5, 0, 0], [6, 0, 0, 0], [0] * 4, [0] * 4,
+        [0, 1, 2, 3, 0], [0, 7, 8, 9, 10], [0, 4, 5, 0, 0], [0, 6, 0, 0, 0],
     ]  # fmt: skip
     assert torch.equal(rows.to_episodes(in_rows), values)
-    assert rows.episode_tokens().tolist() == [5, 3, 5, 5, 0, 0]
+    assert rows.episode_tokens().tolist() == [5, 3, 5, 5]
 
 
-def test_where_no_context_was_cut_rows_are_episodes():
-    rows = Rows.of([WHOLE, LOST], FILLER)
-    values = torch.rand(2, 6)
-    assert rows.is_one_each and rows.width(6) == 6
-    assert rows.to_rows(values, 6) is values and rows.to_episodes(values) is values
+def test_rows_whose_prompts_differ_in_length_go_back_to_their_episodes():
+    long = episode([Tokens([1, 2, 3], [4, 5], [1, 1], [0.0] * 2, [0] * 2, [2])], [1.0])
+    rows = Rows.of([WHOLE, long], FILLER)
+    values = torch.tensor([[7.0, 8, 9, 10], [1, 2, 0, 0]])
+    in_rows = rows.to_rows(values, rows.to_train(torch.device("cpu")).ids)
+    assert in_rows.tolist() == [[0, 7, 8, 9, 10], [0, 0, 0, 1, 2]]
+    assert torch.equal(rows.to_episodes(in_rows), values)
 
 
 def reference(before, trajectories, average, length):
@@ -128,7 +134,7 @@ def test_a_step_on_cut_contexts_has_the_gradient_of_the_plain_reference(tmp_path
     trainer, before = train_one_step(
         tmp_path, say, agent="window:2", horizon=[5], max_tokens=512, **changes
     )
-    played = trainer._trajectories
+    played = trainer.trained_trajectories
     assert sorted(len(t.turns) for t in played) == [1, 4, 5, 5]
     assert sorted(len(t.rows) for t in played) == [1, 3, 4, 4]
     gradients = reference(before, played, average, 512)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 from trl import GRPOTrainer
 
 import hosting
@@ -17,9 +18,10 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.batch import rollout_output
-from agentgym_train.training.rl import RLTrainer, trajectory_reward
+from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.step_metrics import TooManyLost
 from agentgym_train.training.task_order import tasks_of_step
+from agentgym_train.training.trl_rollout import trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 pytestmark = pytest.mark.usefixtures("guess_server")
@@ -87,7 +89,7 @@ def reference(before, episodes, returns, model):
 
 
 def assert_step_is_the_reference(trainer, before, kept):
-    played = [t for i, t in enumerate(trainer._trajectories) if i in kept]
+    played = [t for i, t in enumerate(trainer.trained_trajectories) if i in kept]
     assert len({t.reward for t in played}) == 2, "the group has something to learn from"
     loss, gradients = reference(
         before, [t.tokens for t in played], [t.reward for t in played], tiny_model()
@@ -102,7 +104,7 @@ def test_a_step_moves_the_weights_by_the_gradient_of_the_plain_reference(tmp_pat
     task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     trainer, before = train_one_step(tmp_path, guesses([wrong, task, wrong, wrong]))
-    assert [len(t.turns) for t in trainer._trajectories] == [2, 1, 2, 2]
+    assert [len(t.turns) for t in trainer.trained_trajectories] == [2, 1, 2, 2]
     assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
 
 
@@ -116,7 +118,7 @@ def test_a_step_trains_on_what_wrappers_make_of_rewards_and_observations(tmp_pat
     ]
     script = guesses([wrong, task, wrong, wrong])
     trainer, before = train_one_step(tmp_path, script, wrappers=wrappers)
-    played = trainer._trajectories
+    played = trainer.trained_trajectories
     assert [t.reward for t in played] == [1e-3 if t.success else 0.0 for t in played]
     assert {t.success for t in played} == {True, False}
     assert_step_is_the_reference(trainer, before, {0, 1, 2, 3})
@@ -135,7 +137,6 @@ def test_a_step_in_several_passes_is_the_same_step(tmp_path):
     script = [next(n for n in "123456" if n not in (task, "2")), task, "9", "9"]
     whole, before = train_one_step(tmp_path / "whole", guesses(script))
     parts, _ = train_one_step(tmp_path / "parts", guesses(script), max_tokens_per_microbatch=1)
-    assert len(parts.passes([9] * 4, shared_rows=False)) == 4
     for (name, one), two in zip(
         whole.model.named_parameters(), parts.model.parameters(), strict=True
     ):
@@ -149,7 +150,7 @@ def test_a_lost_episode_leaves_the_step_as_if_it_had_not_been(tmp_path):
     # Episode 3 is lost in all of its three attempts.
     script = guesses([wrong, task, wrong, wrong], lost={3, 4, 5})
     trainer, before = train_one_step(tmp_path, script)
-    assert trainer._trajectories[3].outcome == "engine_lost"
+    assert trainer.trained_trajectories[3].outcome == "engine_lost"
     assert_step_is_the_reference(trainer, before, {0, 1, 2})
 
 
@@ -176,9 +177,9 @@ def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path)
     # one comes back; the third attempts of the others, 7 and 8, are lost too.
     trainer, _ = train_one_step(tmp_path, guesses(["1"], lost={1, 2, 3, 5, 6, 7, 8}))
     row = trainer.state.log_history[0]
-    outcomes = [t.outcome for t in trainer._trajectories]
+    outcomes = [t.outcome for t in trainer.trained_trajectories]
     assert outcomes.count("engine_lost") == row["lost"] == 2
-    assert row["retried"] == sum(t.attempts > 1 for t in trainer._trajectories) == 3
+    assert row["retried"] == sum(t.attempts > 1 for t in trainer.trained_trajectories) == 3
 
 
 @pytest.mark.slow
@@ -187,13 +188,13 @@ def test_a_step_on_single_turns_is_the_step_of_trls_own_trainer(tmp_path):
     task = first_task()
     wrong = next(n for n in "123456" if n not in (task, "2"))
     ours, before = train_one_step(tmp_path, guesses([wrong, task, "9", wrong]), horizon=[1])
-    played = rollout_output(ours._trajectories, dummy_id=0)
-    assert [len(t.turns) for t in ours._trajectories] == [1, 1, 1, 1]
+    played = rollout_output(ours.trained_trajectories, pad_id=0)
+    assert [len(t.turns) for t in ours.trained_trajectories] == [1, 1, 1, 1]
     theirs = GRPOTrainer(
         model=tiny_model(),
         processing_class=textcraft_tokenizer(),
         args=ours.args,
-        train_dataset=ours.train_dataset,
+        train_dataset=Dataset.from_dict({"prompt": [""] * 4}),
         reward_funcs=[trajectory_reward],
         rollout_func=lambda prompts, trainer: dict(played),
     )

@@ -18,9 +18,8 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import make_horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.training.rl import trajectory_reward
 from agentgym_train.training.step_metrics import TooManyLost
-from agentgym_train.training.trl_rollout import TrlRollout
+from agentgym_train.training.trl_rollout import TrlRollout, trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
 pytestmark = [

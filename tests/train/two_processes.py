@@ -7,82 +7,70 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from agentgym_train.algorithms.gae import PPO, CriticTargets
+from agentgym_train.algorithms import LossSettings
+from agentgym_train.algorithms.gae import PPO
 from agentgym_train.training.critic import Critic
-from agentgym_train.training.update import PackedUpdate
-from tests.train.ragged_rows import episodes, llama, make_trainer, padded
+from agentgym_train.training.rows import TokenRows
+from tests.train.ragged_rows import episodes, llama, make_ours, rows_to_train, step_inputs
 
-LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "entropy bonus")
-
-
-def play(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-    """The episodes of each prompt, which differ much between the prompts."""
-    seen: Counter[str] = Counter()
-    rows = []
-    for prompt in prompts:
-        group = episodes(4, seed=int(prompt), max_turns=3 + 9 * int(prompt))
-        rows.append(group[seen[prompt]])
-        seen[prompt] += 1
-    masks = [mask for _, _, mask in rows]
-    trainer.score_only(masks)
-    return {
-        "prompt_ids": [prompt for prompt, _, _ in rows],
-        "completion_ids": [completion for _, completion, _ in rows],
-        "env_mask": masks,
-        "logprobs": [[0.0] * len(mask) for mask in masks],
-        "given": [float(len(mask) % 3) for mask in masks],
-    }
-
-
+LOSSES = {
+    "token": (LossSettings(), {}),
+    "sequence": (LossSettings(mean="sequence"), {"beta": 0.1}),
+    "constant": (LossSettings(mean="constant"), {}),
+    "entropy bonus": (LossSettings(), {"entropy_bonus": 0.01}),
+}
 BUDGETS = (10_000, 110, 60)
+# Those of the second half are much longer.
+EPISODES = [*episodes(4, seed=0, max_turns=3), *episodes(4, seed=1, max_turns=12)]
 
 
-def step(loss: str, processes: int, budget: int) -> tuple[dict[str, Any], list[int]]:
-    """(the weights after the step, rows of each pass of this process)."""
-    settings = {} if loss == "entropy bonus" else {"loss_type": loss}
-    trainer = make_trainer(
-        PackedUpdate, tempfile.mkdtemp(), llama(), rollout_func=play,
-        per_device_train_batch_size=8 // processes, **settings,
+def own_rows(
+    loss: LossSettings, processes: int, rank: int, chosen: Sequence[int] = range(8)
+) -> TokenRows:
+    """This process's part of the step's rows; the weights are of all."""
+    rows = rows_to_train(step_inputs(EPISODES), loss)
+    size = len(chosen) // processes
+    return rows.take(chosen[rank * size : (rank + 1) * size])
+
+
+def step(
+    name: str, processes: int, rank: int, budget: int
+) -> tuple[dict[str, Any], list[int], dict[str, float]]:
+    """(the weights after the step, rows of each pass of this process, the step's metrics)."""
+    loss, more = LOSSES[name]
+    trainer = make_ours(
+        tempfile.mkdtemp(), loss, llama(), max_tokens=budget,
+        per_device_train_batch_size=8 // processes, **more,
     )  # fmt: skip
-    trainer.entropy_bonus = 0.01 if loss == "entropy bonus" else 0.0
-    trainer.max_tokens_per_microbatch = budget
-    made: list[list[int]] = []
-    passes = trainer.passes
-
-    def recorded(*given: Any, **options: Any) -> Any:
-        found = passes(*given, **options)
-        made.append([len(rows) for rows in found])
-        return found
-
-    trainer.passes = recorded
+    trainer.given = [own_rows(loss, processes, rank)]
+    made = [len(part.rows) for part in trainer.update.microbatches.of(trainer.given[0])]
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return {name: weight.detach() for name, weight in model.named_parameters()}, made[-1]
+    row = trainer.state.log_history[0]
+    metrics = {n: row[n] for n in ("loss", "grad_norm", "entropy", "num_tokens")}
+    return {n: weight.detach() for n, weight in model.named_parameters()}, made, metrics
 
 
 def critic_step(processes: int, rank: int, budget: int) -> dict[str, Any]:
     """The critic after two steps of plain gradient descent on this process's rows."""
-    trainer = make_trainer(PackedUpdate, tempfile.mkdtemp(), llama())
-    trainer.max_tokens_per_microbatch = budget
-    critic = Critic(trainer, trainer.model, PPO(value_clip=1e9))
+    trainer = make_ours(tempfile.mkdtemp(), model=llama(), max_tokens=budget)
+    critic = Critic(trainer, trainer.model, PPO(value_clip=1e9), trainer.update.microbatches)
     critic._optimizer = torch.optim.SGD(critic._model.parameters(), lr=0.05)
-    rows = padded(episodes(8, seed=5, max_turns=9))
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], 1)
-    attention = torch.cat([rows["prompt_mask"], rows["completion_mask"]], 1)
-    mask = torch.cat([torch.zeros_like(rows["prompt_mask"]), rows["tool_mask"]], 1).bool()
-    mine = slice(rank * 8 // processes, (rank + 1) * 8 // processes)
-    targets = CriticTargets((ids % 3 * mask).float()[mine], mask[mine])
+    whole = rows_to_train(step_inputs(EPISODES))
+    rows = own_rows(LossSettings(), processes, rank)
+    rows = replace(rows, returns=(rows.ids % 3 * rows.trained).float())
     for _ in range(2):  # the first step moves the head alone, which starts at 0
-        old = critic.values(ids[mine], attention[mine], mask[mine])
-        figures = critic.learn(ids[mine], attention[mine], old, targets, float(mask.sum()))
-        figures |= critic.explained_variance(old, targets)
+        rows = replace(rows, values=critic.values(rows))
+        figures = critic.learn(rows, float(whole.trained.sum()))
+        figures |= critic.explained_variance(rows)
     model = trainer.accelerator.unwrap_model(critic._model)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     return {"weights": weights, "figures": figures}
@@ -90,13 +78,14 @@ def critic_step(processes: int, rank: int, budget: int) -> dict[str, Any]:
 
 def main(out: str) -> None:
     """Write the weights of every loss, and the passes of every process."""
-    processes = PartialState(cpu=True).num_processes
+    processes, rank = PartialState(cpu=True).num_processes, PartialState().process_index
     results = {}
     for loss in LOSSES:
         for budget in BUDGETS:
-            weights, rows = step(loss, processes, budget)
-            results[loss, budget] = {"weights": weights, "rows": gather_object([rows])}
-    rank = PartialState().process_index
+            weights, rows, metrics = step(loss, processes, rank, budget)
+            results[loss, budget] = {
+                "weights": weights, "rows": gather_object([rows]), "metrics": metrics
+            }  # fmt: skip
     for budget in (10_000, 60):
         results["critic", budget] = critic_step(processes, rank, budget)
     if PartialState().is_main_process:

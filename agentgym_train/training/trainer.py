@@ -1,0 +1,121 @@
+"""UpdatingTrainer: what the trainers of all methods have in common, before TRL's trainers.
+
+It overrides only what transformers documents for overriding. Models, adapters, optimizer,
+distribution, checkpoints and logging are TRL's, transformers' and Accelerate's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from datasets.utils import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments, set_seed
+
+from agentgym_train.models.adapters import check_trained_tokens
+from agentgym_train.models.distributed import GatheredModel
+from agentgym_train.training.finite import check_gradient, check_loss, check_weights
+from agentgym_train.training.head import add_scoring, check_scoring
+from agentgym_train.training.loss import Loss
+from agentgym_train.training.rows import TokenRows
+from agentgym_train.training.update import Update
+
+UNUSED = Dataset.from_list(
+    [{"prompt": "a", "chosen": "b", "rejected": "c", "input_ids": [0], "labels": [0]}]
+)
+"""TRL's constructors demand a dataset. Rows come from `updates_of`."""
+
+
+class UpdatingTrainer(Trainer):
+    """A `Trainer` whose training step is an `Update`; it stops at numbers that are not finite."""
+
+    update: Update
+
+    def __init__(self, *, args: TrainingArguments, **options: Any) -> None:
+        """The arguments of TRL's trainer."""
+        set_seed(args.seed)  # TRL before 1.15 draws adapters from whatever the seed is
+        was_disabled = are_progress_bars_disabled()
+        disable_progress_bars()  # of a dataset that is not used
+        try:
+            super().__init__(args=args, **options)
+        finally:
+            if not was_disabled:
+                enable_progress_bars()
+        check_trained_tokens(self)
+
+    def start_updates(
+        self,
+        loss: Loss,
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        shared_rows: bool | None = None,
+    ) -> None:
+        """Finish the construction; see `Update` for `max_tokens` and `shared_rows`."""
+        model = self.accelerator.unwrap_model(self.model)
+        add_scoring(model, temperature)
+        check_scoring(model, temperature, self.accelerator.autocast)
+        self.update = Update(self, loss, max_tokens=max_tokens, shared_rows=shared_rows)
+        self._figures: dict[str, float] = {}
+        self._whole_model = GatheredModel()
+
+    def updates_of(self, step: int) -> Sequence[TokenRows]:
+        """The rows of each update of a step, of this process; raises if there are none."""
+        raise NotImplementedError
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The numbers of the steps, alike in every process; TRL's dataset is not used."""
+        steps = [{"step": number} for number in range(self.args.max_steps)]
+        return DataLoader(steps, batch_size=1, collate_fn=lambda batch: dict(batch[0]))  # type: ignore[arg-type]
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *_: Any) -> Tensor:
+        """All updates of a step but the last optimizer step, which the `Trainer` takes."""
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        updates = self.updates_of(self.state.global_step)
+        loss, metrics = self.update.run(model, updates)
+        check_loss(self, loss)
+        tokens = torch.stack([rows.lengths.sum() for rows in updates]).sum()
+        # The `Trainer` counts FLOPs by the size of the inputs.
+        inputs["input_ids"] = torch.empty(int(tokens), device="meta")
+        self.state.num_input_tokens_seen += int(self.accelerator.reduce(tokens, "sum"))
+        self.add_metrics({"num_tokens": self.state.num_input_tokens_seen, **metrics})
+        return loss
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Log these with the current step."""
+        self._figures |= metrics
+
+    def log(self, logs: dict[str, float], *arguments: Any, **options: Any) -> None:
+        """Log the `Trainer`'s values and the step's metrics."""
+        if "grad_norm" in logs:
+            check_gradient(self, logs["grad_norm"], self.state.global_step)
+            # Trackers and JSON have no NaN.
+            logs |= {name: None if v != v else v for name, v in self._figures.items()}  # type: ignore[misc]
+            self._figures = {}
+        super().log(logs, *arguments, **options)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; raises `NotFinite` if its weights cannot be used. A collective."""
+        self.check_weights()
+        super().save_model(output_dir, _internal_call)
+
+    def check_weights(self) -> None:
+        """Raise `NotFinite` if the trained weights cannot be used. A collective."""
+        check_weights(self)
+
+    def gathered_model(self) -> Any:
+        """The unsharded model, which one process can call alone. A collective."""
+        return self._whole_model.of(self.accelerator.unwrap_model(self.model))
+
+    def close(self) -> None:
+        """Release what the trainer holds."""
