@@ -30,7 +30,7 @@ STRESS ?= --runs 2
 LINT_TESTS := tests/test_architecture.py tests/test_terms.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-vital test-full test-stress test-all test-others test-vllm test-adapters test-protocols protocols-python lint docs bench warm-start clean
+.PHONY: help setup setup-web setup-vllm setup-adapters setup-protocols quickstart test test-vital test-full test-stress test-all test-others test-vllm test-trl test-adapters test-protocols protocols-python lint docs bench warm-start clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
@@ -77,6 +77,9 @@ test-protocols: $(PROTOCOLS)/.ready  ## Run the tests of the neighbours' protoco
 
 protocols-python:
 	@echo "$(PROTOCOLS_PYTHON)"
+
+test-trl: $(VENV)/.dev  ## Run the trainer's tests with TRL 1.12 to 1.16; `TRL=newest` takes the newest alone.
+	OMP_NUM_THREADS=1 $(BIN)/python tools/trl_versions.py $(TRL)
 
 test-adapters: $(ADAPTERS)/.ready  ## Run the tests of what verifiers plays, and of verifiers' environments.
 	OMP_NUM_THREADS=1 $(ADAPTERS)/bin/python -m pytest tests/adapters/test_verifiers*.py

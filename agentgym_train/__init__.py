@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from agentgym_train.algorithms import Algorithm, LossSettings, TokenBatch
+    from agentgym_train.algorithms import Algorithm, TokenBatch
     from agentgym_train.config.collection import CollectConfig
     from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
     from agentgym_train.config.policy import PolicyConfig
@@ -32,7 +32,6 @@ __all__ = [
     "DPOConfig",
     "EvalReport",
     "Horizon",
-    "LossSettings",
     "Policy",
     "PolicyConfig",
     "RLConfig",
@@ -51,7 +50,6 @@ _MODULES: Final = {
     "DPOConfig": "config.learn",
     "EvalReport": "evaluation.report",
     "Horizon": "rollout.horizon",
-    "LossSettings": "algorithms",
     "Policy": "rollout.policy",
     "PolicyConfig": "config.policy",
     "RLConfig": "config.rl",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Final
 
 from agentgym_env.entry_points import load_named
@@ -59,6 +59,9 @@ ALGORITHMS: Final[Mapping[str, type[Algorithm]]] = {
 }
 
 
+_LOSS_FIELDS: Final = frozenset(f.name for f in fields(LossSettings))
+
+
 def make_algorithm(setting: Typed) -> Algorithm:
     """The algorithm that a config's `algorithm` describes; raises `ConfigError` for another."""
     name, values = type_and_fields(setting)
@@ -66,6 +69,13 @@ def make_algorithm(setting: Typed) -> Algorithm:
     if name == "bnpo":
         raise ConfigError("algorithm bnpo is gone: it was grpo in other words; write grpo")
     kind: Any = ALGORITHMS.get(name) or _checked(name, _imported(name))
+    own = {f.name for f in fields(kind)} if is_dataclass(kind) else set()
+    for key in values:
+        if key in _LOSS_FIELDS and key not in own:
+            raise ConfigError(
+                f"algorithm.{key} is a setting of the loss; write algorithm: {{type: {name}, loss: "
+                f"{{{key}: {values[key]}}}}}"
+            )
     if not is_dataclass(kind):
         check_keys(f" in algorithm of type {name}", values, ())
         return kind()  # type: ignore[no-any-return]
@@ -80,6 +90,11 @@ def make_loss(setting: Typed, algorithm: Algorithm) -> LossSettings:
     if not isinstance(changes, Mapping):
         raise ConfigError(
             f"algorithm.loss is a mapping, such as {{epsilon: 0.3}}, got {changes!r:.80}"
+        )
+    if not isinstance(algorithm.loss, LossSettings):
+        raise ConfigError(
+            f"{name}.loss must be a LossSettings (agentgym_train.algorithms), got "
+            f"{algorithm.loss!r:.80}"
         )
     return made(LossSettings, {**asdict(algorithm.loss), **changes}, "algorithm.loss", name)
 

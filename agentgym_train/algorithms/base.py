@@ -81,6 +81,12 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.kind == "cispo" and self.epsilon_high is None:
+            raise ConfigError("loss.kind cispo needs epsilon_high, the bound of the ratio: 5, say")
+        unused = {"delta": self.kind != "clip", "epsilon_high": self.kind == "sapo"}
+        for name, is_unused in unused.items():
+            if is_unused and getattr(self, name) is not None:
+                raise ConfigError(f"loss.{name} has no effect with loss.kind {self.kind}")
 
 
 class Algorithm(Protocol):

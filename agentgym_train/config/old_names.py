@@ -85,6 +85,12 @@ ENGINES: Final[Mapping[str, str]] = {"vllm_server": "vllm"}
 _LOSS: Final = ("epsilon", "epsilon_high", "delta")
 """Settings of RL's loss that were in `trainer_args`."""
 
+_AS_TODAY: Final[Mapping[str, tuple[Any, ...]]] = {
+    "router_aux_loss_coef": (0, 0.0), "use_bias_correction_kl": (True,), "label_smoothing": (0,),
+    "loss_type": ("nll", "chunked_nll", "sigmoid", ["sigmoid"]), "label_smoothing_factor": (0,),
+}  # fmt: skip
+"""Arguments that `trainer_args` had, and the values with which they do what happens today."""
+
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "fixed": (), "stepwise": ("every",), "linear": ("every",),
     "adaptive": ("every", "threshold", "patience", "window"),
@@ -97,6 +103,8 @@ def instead_of(values: Mapping[str, Any], valid: Sequence[str]) -> str:
     `valid` are the keys of today where these are.
     """
     old = [name for name in values if name in MOVED.keys() | REMOVED.keys() and name not in valid]
+    if not old:
+        return ""
     here = [name for name in old if MOVED.get(name, "algorithm").partition(".")[0] in valid]
     gone = [f"leave out {n}: {REMOVED[n][1]}" for n in here if n in REMOVED]
     moved = [name for name in here if name in MOVED]
@@ -120,7 +128,7 @@ def _as_yaml(value: Any) -> str:
 
 
 def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stored run with today's names; those of today are returned as they are.
+    """The settings of a stored run with today's names; those of today keep their meaning.
 
     Raises `ConfigError` for a setting that was removed, unless it had its default.
     """
@@ -177,20 +185,20 @@ def _upgrade_types(new: dict[str, Any], old: Mapping[str, Any]) -> None:
 
 def _upgrade_loss(new: dict[str, Any]) -> None:
     """Move settings of the loss from `trainer_args` to the algorithm; `bnpo` was `grpo`."""
-    arguments = dict(_mapping("trainer_args", new.get("trainer_args")))
-    loss = {name: arguments.pop(name) for name in _LOSS if name in arguments}
-    if arguments.get("router_aux_loss_coef") == 0:
-        del arguments["router_aux_loss_coef"]
-    if "trainer_args" in new:
-        new["trainer_args"] = arguments
-    setting = new.get("algorithm", "grpo" if loss else None)
-    values = {"type": setting} if isinstance(setting, str) else dict(setting or {})
-    if values.get("type") == "bnpo":
-        values["type"] = "grpo"
-    if loss:
-        values["loss"] = loss
-    if values:
-        new["algorithm"] = values if len(values) > 1 else values.get("type", values)
+    arguments, loss = new.get("trainer_args"), {}
+    if isinstance(arguments, Mapping):
+        loss = {name: arguments[name] for name in _LOSS if name in arguments}
+        new["trainer_args"] = {
+            name: value
+            for name, value in arguments.items()
+            if name not in loss and value not in _AS_TODAY.get(name, ())
+        }
+    setting = new.get("algorithm", "grpo")
+    if loss or setting == "bnpo":
+        if isinstance(setting, str):
+            setting = {"type": "grpo" if setting == "bnpo" else setting}
+        if isinstance(setting, Mapping):
+            new["algorithm"] = {**setting, "loss": loss} if loss else setting["type"]
 
 
 def _schedule(turns: Any, old: Mapping[str, Any], *, several: bool) -> Any:

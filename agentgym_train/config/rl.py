@@ -142,7 +142,8 @@ class RLConfig(RunConfig):
 
     algorithm: Typed = "grpo"
     """The advantage estimator: a name, `package.module:Class`, or a mapping with such a `type` and
-    fields of the algorithm: `{type: ppo, lam: 0.95}`."""
+    fields of the algorithm: `{type: ppo, lam: 0.95}`. `loss` changes its loss: `{type: grpo,
+    loss: {epsilon: 0.3}}`, with kind, ratio, mean, epsilon, epsilon_high and delta."""
     train_outcomes: list[str] = field(default_factory=lambda: sorted(TEACHES))
     """Outcomes whose episodes are trained on: success, failure, horizon, world_limit, token_budget
     and policy_timeout. Others are excluded from the loss and from baselines, as lost ones are."""

@@ -7,6 +7,7 @@ rows and losses are not TRL's, so its other arguments have no effect and are rej
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -85,6 +86,11 @@ _NO_EFFECT: Final[Mapping[str, str]] = {
     ),
     "router_aux_loss_coef": "has no effect: no load-balancing loss is added",
 }
+_REMOVED: Final = re.compile(
+    r"(sapo|vespo)_\w+|off_policy_mask_threshold|top_entropy_quantile|use_bias_correction_kl"
+    r"|label_smoothing\w*|loss_(type|weights)|ld_alpha|use_weighting|discopop_tau|f_\w*divergence\w*"
+    r"|activation_offloading|torch_empty_cache_steps"
+)
 """What is asked for most, and why it cannot be set."""
 
 
@@ -113,11 +119,19 @@ def check_trainer_args(method: str, trainer_args: Mapping[str, Any]) -> None:
             key, colon, _ = ours[name].partition(":")
             instead = ours[name] if colon else f"{key}: VALUE"
             raise ConfigError(f"trainer_args.{name} is set by {key}; write {instead} instead")
+        if _REMOVED.fullmatch(name):
+            raise ConfigError(
+                f"trainer_args.{name} was removed: the loss is not TRL's any more. See Algorithms "
+                "in docs/training.md for RL's; SFT and DPO have one each"
+            )
         if name in _NO_EFFECT:
             raise ConfigError(f"trainer_args.{name} {_NO_EFFECT[name]}")
         if name in allowed and value not in _FEW_VALUES.get(name, (value,)):
             raise ConfigError(
                 f"trainer_args.{name} must be one of {', '.join(_FEW_VALUES[name])}, got {value!r}"
             )
-    check_keys(" in trainer_args", trainer_args, allowed)
+    unknown, known = [name for name in trainer_args if name not in allowed], {*allowed, *ours}
+    # A near miss may be of a key of ours; no list has those.
+    are_near = all(difflib.get_close_matches(name, known, n=1) for name in unknown)
+    check_keys(" in trainer_args", unknown, known if are_near else allowed)
     trackers_of(trainer_args)

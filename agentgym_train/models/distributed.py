@@ -114,7 +114,7 @@ def _empty_like(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def whole_weights(*weights: Tensor | None) -> Iterator[None]:
+def gathered_weights(*weights: Tensor | None) -> Iterator[None]:
     """Context in which weights that DeepSpeed divides among the processes are whole."""
     divided = [weight for weight in weights if hasattr(weight, "ds_id")]
     if not divided:
@@ -132,5 +132,5 @@ def _gathered(weight: Tensor) -> Iterator[Tensor]:
     if isinstance(weight, DTensor):
         yield weight.full_tensor()
     else:
-        with whole_weights(weight):
+        with gathered_weights(weight):
             yield weight

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -25,7 +26,7 @@ from agentgym_env.main_module import MAIN
 from agentgym_env.registry import full_id
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_train.algorithms import ALGORITHMS, Algorithm
+from agentgym_train.algorithms import ALGORITHMS, Algorithm, make_algorithm
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig
 from agentgym_train.config.read import stored_config
 from agentgym_train.config.rl import RLConfig
@@ -222,11 +223,16 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             run = Run(self.args, self._method, store, self._console, self.worlds, self.policy)
             _TRAINED.add(self.policy.model)
             with watching_processes("Resume with train(resume_from_checkpoint=True)"):
-                run.play(self._new_trainer, checkpoint, self.callbacks)
+                make = partial(self._new_trainer, is_resumed=checkpoint is not None)
+                run.play(make, checkpoint, self.callbacks)
         return TrainResult(store)
 
-    def _new_trainer(self, store: RunStore) -> Any:
-        self.trainer = self._make_trainer(store, **self._objects)
+    def _new_trainer(self, store: RunStore, *, is_resumed: bool = False) -> Any:
+        objects = dict(self._objects)
+        if is_resumed and isinstance(self.args, RLConfig) and self.trainer is not None:
+            # The model has trained weights, and the run is compared with those that it began with.
+            objects["reference"] = self.trainer.reference
+        self.trainer = self._make_trainer(store, **objects)
         return self.trainer
 
     def _check_open(self) -> None:
@@ -259,12 +265,15 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             )
 
     def _check_reference(self) -> None:
-        """Raise `ConfigError` if DPO would take trained weights for its reference."""
-        has_copy = isinstance(self.args, DPOConfig) and self.args.lora is None
-        if has_copy and self.policy.model in _TRAINED:
+        """Raise `ConfigError` if trained weights would be taken for the reference."""
+        compares = isinstance(self.args, DPOConfig)
+        if isinstance(self.args, RLConfig) and self.trainer is None:
+            algorithm = self._objects.get("algorithm") or make_algorithm(self.args.algorithm)
+            compares = bool(self.args.beta) or algorithm.needs_reference
+        if compares and self.args.lora is None and self.policy.model in _TRAINED:
             raise ConfigError(
-                "this model was trained since it was loaded, and DPO compares with the model that "
-                "the run began with; load it again"
+                "this model was trained since it was loaded, and the run compares with the model "
+                "that it began with; load it again"
             )
 
     def evaluate(

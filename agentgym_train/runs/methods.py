@@ -28,7 +28,7 @@ from agentgym_train.runs.summary import last_words, learning_summary, summary
 from agentgym_train.training.callbacks import Shown
 from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
-from agentgym_train.training.rl import RLTrainer, StepState, check_rl
+from agentgym_train.training.rl import RLTrainer, check_rl
 from agentgym_train.training.sft import AgentSFTTrainer, check_sft
 from agentgym_train.training.step_metrics import StepMetrics
 
@@ -71,10 +71,8 @@ def _callbacks_rl(
         limits = trainer.step_worlds[0].runner.concurrency_limits  # of all environments
         trainer.episodes.bar = RolloutBar(progress, limits)
     horizons = {world.env: world.horizon for world in trainer.step_worlds}
-    return [
-        StepState(trainer, checkpoint),
-        HorizonState(horizons, checkpoint, progress.console.print),  # marks it as complete
-    ]
+    trainer.step_state.checkpoint = checkpoint
+    return [HorizonState(horizons, checkpoint, progress.console.print)]
 
 
 def _text_rl(row: StepMetrics) -> str:

@@ -104,7 +104,7 @@ class StepAdvantages:
             given["policy_logprobs"] = self._update.logprobs(batch)
         if self.critic is not None:
             given["values"] = self.critic.values(batch)
-        own = _with(own, {n: rows.to_episodes(v) for n, v in given.items() if v is not None})
+        own = _with(own, {n: rows.to_episodes(v.cpu()) for n, v in given.items() if v is not None})
         shares = gathered(own)
         every = joined_batches(shares)
         rank = self._update.rank
@@ -169,5 +169,5 @@ class StepAdvantages:
 
 
 def _with(batch: TokenBatch, given: Mapping[str, Tensor]) -> TokenBatch:
-    on_cpu: dict[str, Any] = {name: value.float().cpu() for name, value in given.items()}
+    on_cpu: dict[str, Any] = {name: value.float() for name, value in given.items()}
     return replace(batch, **on_cpu)

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from agentgym_env.errors import AgentGymError
-from agentgym_train.models.distributed import whole_weights
+from agentgym_train.models.distributed import gathered_weights
 
 TILE: Final = {"cpu": 2**22}
 
@@ -167,7 +167,7 @@ class _Scored(torch.autograd.Function):
         ]
         of_hidden, of_weight, of_bias = found
         inputs = hidden.to(ctx.dtype)  # (S, H)
-        with whole_weights(weight, bias), torch.autocast(hidden.device.type, enabled=False):
+        with gathered_weights(weight, bias), torch.autocast(hidden.device.type, enabled=False):
             for tile in _tiles(hidden, weight, bias, labels, ctx.dtype):
                 gradient = _tile(_backward_tile)(
                     tile.output, ctx.kind, log_total, entropy, of_score, of_entropy, tile.local,
@@ -260,7 +260,7 @@ def scores_by_head(head: Any, hidden: Tensor, labels: Tensor, kind: Logits) -> S
     if isinstance(weight, DTensor):
         weight = weight.full_tensor()
         bias = None if bias is None else bias.full_tensor()
-    with whole_weights(weight, bias):
+    with gathered_weights(weight, bias):
         found: Scores = _Scored.apply(hidden, weight, bias, labels, kind)
     return found
 
@@ -274,8 +274,7 @@ def add_scoring(model: Any, temperature: float = 1.0) -> None:
     """Let `model(input_ids=, scored_at=, scored_ids=)` return `Scores` of S tokens.
 
     `scored_at` (S,) indexes the flattened input and `scored_ids` (S,) are the tokens that follow
-    there. Other calls are as before. Call it before the model is wrapped for distribution. Raises
-    `UnscorableModel` if a short text gets other log-probabilities than by the model's logits.
+    there. Other calls are as before. Call it before the model is wrapped for distribution.
     """
     core = core_of(model)
     kind = Logits.of(core, temperature)

@@ -30,6 +30,7 @@ class Reference:
         self.model: Any = None
         """The copy, if there is one."""
         self._without_adapters: Any = nullcontext
+        self._is_prepared = False
         if lora is None:
             self.model = copy.deepcopy(model).requires_grad_(False).eval()
             add_scoring(self.model, temperature)
@@ -40,6 +41,9 @@ class Reference:
         `prepared` is the copy if TRL has done that.
         """
         accelerator = trainer.accelerator
+        if self._is_prepared and self.model is not None:
+            return
+        self._is_prepared = True
         if self.model is None:
             self._without_adapters = accelerator.unwrap_model(trainer.model).disable_adapter
         elif prepared is not None:

@@ -76,10 +76,12 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         *,
         algorithm: Algorithm | None = None,
         horizon: Horizon | None = None,
+        reference: Reference | None = None,
     ) -> None:
         """`algorithm` and `horizon` override those of the config.
 
-        Of several environments each has a copy of `horizon`, which follows its own success.
+        `reference` is that of the same run, if it is resumed with a model that it has trained. Of
+        several environments each has a copy of `horizon`, which follows its own success.
         """
         self.policy = policy
         self.config = config
@@ -106,9 +108,9 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._starts: list[int] = []
         needs_reference = bool(config.beta) or self.algorithm.needs_reference
-        self.reference = (
-            Reference(policy.model, config.lora, config.temperature) if needs_reference else None
-        )
+        if reference is None and needs_reference:
+            reference = Reference(policy.model, config.lora, config.temperature)
+        self.reference = reference
         super().__init__(
             model=policy.model,
             processing_class=policy.tokenizer,
@@ -124,6 +126,8 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         )
         if self.reference is not None:
             self.reference.prepare(self)
+        self.step_state = StepState(self)
+        self.add_callback(self.step_state)  # before those that move results of an earlier end
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
@@ -347,19 +351,19 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
 class StepState(TrainerCallback):
     """Saves and loads what an RL step needs beyond the policy: critic, tasks, running episodes."""
 
-    def __init__(self, trainer: RLTrainer, checkpoint: str | None) -> None:
-        """`checkpoint` is what the run resumes from, if anything."""
+    def __init__(self, trainer: RLTrainer) -> None:
+        self.checkpoint: str | None = None
+        """What the run resumes from, if anything."""
         self._trainer = trainer
-        self._checkpoint = checkpoint
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Load from the checkpoint."""
         trainer = self._trainer
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return
-        folder = Path(self._checkpoint)
+        folder = Path(self.checkpoint)
         if trainer.step_advantages.critic is not None:
             trainer.step_advantages.critic.load(folder)
         if trainer.episodes.contrast is not None:

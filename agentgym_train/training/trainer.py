@@ -65,15 +65,15 @@ class UpdatingTrainer(Trainer):
         check_scoring(model, temperature, self.accelerator.autocast)
         self.update = Update(self, loss, max_tokens=max_tokens, shared_rows=shared_rows)
         self._figures: dict[str, float] = {}
-        self._whole_model = GatheredModel()
+        self._gathered_model = GatheredModel()
 
     def updates_of(self, step: int) -> Sequence[TokenRows]:
         """The rows of each update of a step, of this process; raises if there are none."""
         raise NotImplementedError
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The numbers of the steps, alike in every process; TRL's dataset is not used."""
-        steps = [{"step": number} for number in range(self.args.max_steps)]
+        """An empty batch per step, in every process; TRL's dataset is not used."""
+        steps: list[dict[str, Any]] = [{} for _ in range(self.args.max_steps)]
         return DataLoader(steps, batch_size=1, collate_fn=lambda batch: dict(batch[0]))  # type: ignore[arg-type]
 
     def training_step(self, model: Any, inputs: dict[str, Any], *_: Any) -> Tensor:
@@ -99,6 +99,7 @@ class UpdatingTrainer(Trainer):
         """Log the `Trainer`'s values and the step's metrics."""
         if "grad_norm" in logs:
             check_gradient(self, logs["grad_norm"], self.state.global_step)
+        if "loss" in logs:
             # Trackers and JSON have no NaN.
             logs |= {name: None if v != v else v for name, v in self._figures.items()}  # type: ignore[misc]
             self._figures = {}
@@ -115,7 +116,7 @@ class UpdatingTrainer(Trainer):
 
     def gathered_model(self) -> Any:
         """The unsharded model, which one process can call alone. A collective."""
-        return self._whole_model.of(self.accelerator.unwrap_model(self.model))
+        return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
         """Release what the trainer holds."""

@@ -115,6 +115,7 @@ def trl_config(folder: Any, **settings: Any) -> GRPOConfig:
         "max_completion_length": MOST, "temperature": TEMPERATURE, "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "report_to": "none", "optim": "sgd", "max_steps": 1,
         "learning_rate": 0.5, "max_grad_norm": 1e9, "save_strategy": "no", "disable_tqdm": True,
+        "logging_steps": 1,
     }  # fmt: skip
     return GRPOConfig(**{**values, **settings})
 

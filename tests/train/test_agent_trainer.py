@@ -313,6 +313,45 @@ def test_dpo_of_a_model_that_was_trained_is_not_resumed_with_it_as_reference(tmp
     assert [row["step"] for row in RunStore.open(tmp_path / "run").metrics()[0]] == [1, 2]
 
 
+def test_a_run_resumed_in_its_process_is_compared_with_the_model_that_it_began_with(
+    tmp_path, policy
+):
+    found = []
+    for name, ends in (("whole", [9]), ("parts", [1, 9])):
+        changes = {**SHORT, "beta": 0.1, "output_dir": str(tmp_path / name)}
+        with AgentTrainer(args=RLConfig(model=policy, env=UNEVEN, **changes)) as trainer:
+            for number, step in enumerate(ends):
+                trainer.callbacks = [StopAt(step)]
+                trainer.train(resume_from_checkpoint=number > 0)
+        found.append([row["kl"] for row in RunStore.open(tmp_path / name).metrics()[0]])
+    assert found[0] == found[1] and found[0][-1] > 0
+    with (
+        AgentTrainer(trainer.policy.model, UNEVEN, RLConfig(**changes),
+                     processing_class=textcraft_tokenizer()) as other,
+        pytest.raises(ConfigError, match="trained since it was loaded"),
+    ):  # fmt: skip
+        other.train(resume_from_checkpoint=True)
+
+
+def test_a_resume_that_fails_moves_no_result_of_the_run(tmp_path, policy):
+    def trained(steps):
+        changes = {**SHORT, "steps": steps, "algorithm": "ppo", "output_dir": str(tmp_path / "run")}
+        with AgentTrainer(args=RLConfig(model=policy, env=UNEVEN, **changes)) as trainer:
+            trainer.train(resume_from_checkpoint=steps > 2)
+
+    trained(2)
+    run = tmp_path / "run"
+    for file in run.glob("checkpoints/*/critic*"):
+        file.unlink()
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with pytest.raises(ConfigError, match="has no critic"):
+        trained(3)
+    assert (
+        before.items()
+        <= {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}.items()
+    )
+
+
 @pytest.mark.slow
 def test_a_second_training_begins_with_the_schedule_that_was_passed(tmp_path, policy):
     args = RLConfig(**{**SHORT, "horizon": [30], "output_dir": str(tmp_path / "run")})

@@ -105,10 +105,10 @@ def test_a_run_with_four_updates_per_rollout_keeps_its_tasks_and_stages_and_resu
         ({"minibatches_per_rollout": 0}, "minibatches_per_rollout is at least 1"),
         ({"trainer_args": {"num_iterations": 2}}, "write epochs_per_rollout: VALUE"),
         ({"trainer_args": {"steps_per_generation": 4}}, "write minibatches_per_rollout: VALUE"),
-        ({"trainer_args": {"loss_type": "grpo"}}, "write algorithm: {type: grpo, loss: {mean"),
+        ({"trainer_args": {"loss_type": "grpo"}}, "write algorithm: {type: NAME, loss: {mean"),
         (
             {"trainer_args": {"epsilon": 0.1}},
-            "write algorithm: {type: grpo, loss: {epsilon: VALUE}}",
+            "write algorithm: {type: NAME, loss: {epsilon: VALUE}}",
         ),
     ],
 )

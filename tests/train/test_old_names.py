@@ -54,6 +54,8 @@ def test_the_defaults_of_an_earlier_version_are_those_of_today():
          {"type": "stepwise", "turns": [5, 9], "every": 7}),
         ({"horizon": [5, 9]}, "horizon", [5, 9]),
         ({"algorithm": "bnpo"}, "algorithm", "grpo"),
+        ({"trainer_args": {"use_bias_correction_kl": True, "weight_decay": 0.1}}, "trainer_args",
+         {"weight_decay": 0.1}),
         ({"trainer_args": {"epsilon": 0.1, "delta": 2}}, "algorithm",
          {"type": "grpo", "loss": {"epsilon": 0.1, "delta": 2}}),
         ({"trainer_args": {"epsilon_high": 0.3, "router_aux_loss_coef": 0}, "algorithm": "ppo",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.algorithms import Algorithm, make_algorithm
+from agentgym_train.algorithms import Algorithm, make_algorithm, make_loss
 from tests.train.ragged import Episode, PlayedTurn, Step
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +90,16 @@ class Earlier(Algorithm):
 
 
 @dataclass(frozen=True)
+class Odd(Algorithm):
+    """Its loss is no LossSettings."""
+
+    loss = {"mean": "sequence"}  # noqa: RUF012
+
+    def advantages(self, batch):
+        return batch.loss_mask
+
+
+@dataclass(frozen=True)
 class Empty(Algorithm):
     """It forgets the one thing it must define."""
 
@@ -106,3 +116,11 @@ class Empty(Algorithm):
 def test_what_is_no_algorithm_is_rejected_before_a_step(name, told):
     with pytest.raises(BadRequest, match=told):
         make_algorithm(f"{__name__}:{name}")
+
+
+def test_a_loss_that_is_none_and_a_setting_of_the_loss_at_the_wrong_place_are_rejected():
+    setting = f"{__name__}:Odd"
+    with pytest.raises(BadRequest, match=r"Odd\.loss must be a LossSettings"):
+        make_loss(setting, make_algorithm(setting))
+    with pytest.raises(BadRequest, match=r"write algorithm: \{type: grpo, loss: \{epsilon: 0.3\}"):
+        make_algorithm({"type": "grpo", "epsilon": 0.3})

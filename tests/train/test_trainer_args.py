@@ -45,16 +45,23 @@ REFUSED = [
     ("rl", {"neftune_noise_alpha": 5.0}, "unknown key neftune_noise_alpha"),
     ("rl", {"bf16": True}, "set by compute_dtype; write compute_dtype: bfloat16 instead"),
     ("rl", {"fp16": True}, "set by compute_dtype; write compute_dtype: bfloat16 instead"),
-    ("rl", {"delta": 2.0}, "write algorithm: {type: grpo, loss: {delta: VALUE}} instead"),
+    ("rl", {"delta": 2.0}, "write algorithm: {type: NAME, loss: {delta: VALUE}} instead"),
     ("rl", {"deepspeed": "zero3.json"}, "name a config file of accelerate with --accelerate"),
     ("rl", {"router_aux_loss_coef": 0.1}, "no load-balancing loss is added"),
+    ("rl", {"top_p": 0.9, "warmup_steps": 5}, "unknown key top_p in trainer_args; valid keys"),
     ("rl", {"weight_deccay": 0.1}, "in trainer_args; did you mean weight_decay?"),
     ("sft", {"eval_strategy": "steps"}, "see eval"),
     ("sft", {"hub_token": "x"}, "would be stored in the run folder"),
     ("sft", {"save_strategy": "best"}, "must be one of steps, no, got 'best'"),
-    ("sft", {"loss_type": "dft"}, "unknown key loss_type in trainer_args"),
+    (
+        "sft",
+        {"loss_type": "dft"},
+        "trainer_args.loss_type was removed: the loss is not TRL's any m",
+    ),
+    ("rl", {"top_entropy_quantile": 0.2}, "top_entropy_quantile was removed"),
     ("dpo", {"neftune_noise_alpha": 5.0}, "unknown key neftune_noise_alpha"),
-    ("dpo", {"label_smoothing": 0.1}, "unknown key label_smoothing in trainer_args"),
+    ("dpo", {"label_smoothing": 0.1}, "trainer_args.label_smoothing was removed"),
+    ("dpo", {"f_divergence_type": "js_divergence"}, "trainer_args.f_divergence_type was removed"),
     ("evolve", {"lr_scheduler_type": "reduce_lr_on_plateau"}, "must be one of linear, cosine"),
 ]
 
@@ -81,6 +88,15 @@ def test_an_argument_without_effect_or_with_harm_is_rejected_by_every_door(
         ({"epsilon": 2}, "algorithm.loss.epsilon is at most 1"),
         ({"kind": "ppo"}, "algorithm.loss.kind must be one of clip, cispo, sapo"),
         (0.3, "algorithm.loss is a mapping"),
+        ({"kind": "cispo"}, "loss.kind cispo needs epsilon_high"),
+        (
+            {"kind": "cispo", "epsilon_high": 5, "delta": 2},
+            "loss.delta has no effect with loss.kin",
+        ),
+        (
+            {"kind": "sapo", "epsilon_high": 5},
+            "loss.epsilon_high has no effect with loss.kind sapo",
+        ),
     ],
 )
 def test_settings_of_the_loss_are_checked_before_a_step(loss, said):
