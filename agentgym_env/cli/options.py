@@ -73,11 +73,8 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def choice_option(values: Sequence[str], help: str, *names: str) -> Any:
-    """An option with a fixed set of values; another value is rejected with a suggestion.
-
-    `names`, such as --dtype; without any it has the parameter's.
-    """
+def choice_option(values: Sequence[str], help: str) -> Any:
+    """An option with a fixed set of values; another value is rejected with a suggestion."""
 
     def check(param: typer.CallbackParam, value: str | None) -> str | None:
         if value is None or value in values:
@@ -86,7 +83,7 @@ def choice_option(values: Sequence[str], help: str, *names: str) -> Any:
         hint = f"did you mean {near[0]}? Choose" if near else "choose"
         raise ConfigError(f"{param.opts[0]} {value!r} is invalid; {hint} from {', '.join(values)}")
 
-    return typer.Option(*names, help=f"{help}: {', '.join(values)}.", callback=check)
+    return typer.Option(help=f"{help}: {', '.join(values)}.", callback=check)
 
 
 class OptionGroup(Protocol):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import AtLeastOne, NonNegative, check_fields
+from agentgym_train.config.checks import AtLeastOne, NonNegative, Share, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ class LossSettings:
     mean: Literal["token", "sequence", "constant", "episode"] = "token"
     """The weight of a token: 1 / all tokens; 1 / (tokens of its episode * episodes), a mean over
     episodes of means; 1 / (`max_tokens` * episodes) (arXiv:2503.20783); or 1 / episodes."""
-    epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
+    epsilon: Share = 0.2
     """Lower clip bound of r: 1 - epsilon."""
     epsilon_high: NonNegative | None = None
     """Upper clip bound: 1 + epsilon_high; None uses epsilon. For `cispo` it is the bound itself."""

@@ -14,6 +14,7 @@ from agentgym_train.audit.episodes import Row
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
 from agentgym_train.audit.subject import Subject
 from agentgym_train.models.positions import positions_of
+from agentgym_train.models.setup import evaluating
 from agentgym_train.training.agreement import FULL, HALF, Agreement, Tolerance
 
 _PADDED_ROWS = 4
@@ -214,12 +215,8 @@ def _scores(
     mask = torch.zeros_like(row)  # (1, W)
     mask[:, left : left + len(ids)] = 1
     extra = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if positions else {}
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(input_ids=row, attention_mask=mask, **extra).logits[0]  # (W, V)
-    finally:
-        model.train(was_training)
     real = logits[left : left + len(ids) - 1].float() / temperature  # (n - 1, V)
     real = real.log_softmax(-1)  # (n - 1, V)
     return real.gather(1, row[0, left + 1 : left + len(ids), None]).squeeze(1)  # (n - 1,)

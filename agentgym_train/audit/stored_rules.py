@@ -21,6 +21,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
+from agentgym_train.models.setup import evaluating
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.model_actors import ModelActor
@@ -262,12 +263,8 @@ def _logprobs(subject: Subject, row: StoredRow) -> list[float]:
     """(T,) log-probabilities of the completion, at its sampling temperature."""
     model = subject.model
     ids = torch.tensor([row.prompt_ids + row.completion_ids], device=model.device)  # (1, P + T)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         logits = model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1]  # (T, V)
-    finally:
-        model.train(was_training)
     logprobs = (logits.float() / (row.temperature or 1.0)).log_softmax(-1)  # (T, V)
     chosen = logprobs.gather(1, ids[0, len(row.prompt_ids) :, None]).squeeze(1)  # (T,)
     return chosen.tolist()

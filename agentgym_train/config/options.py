@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import typer
@@ -175,6 +176,7 @@ def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str,
     return found
 
 
+@cache
 def documentation(config: type) -> dict[str, str]:
     """The docstring below each field, of the class itself or of what it extends."""
     found: dict[str, str] = {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentgym_env.errors import ConfigError
@@ -57,6 +59,22 @@ def uncompiled(model: Any) -> AbstractContextManager[Any]:
     """Context in which the model runs without compiled code."""
     is_compiled = any(part._compiled_call_impl is not None for part in model.modules())
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Context in which the model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def short_text(model: Any, device: torch.device) -> Tensor:
+    """(1, 8) token ids, to try a model with."""
+    return torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
 
 
 @cache

@@ -294,8 +294,6 @@ def train(
                 f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
                 "before, or from step 0 if there is none"
             ) from error
-    # What follows saves the model and evaluates it.
-    trainer.check_weights()
     if stop.asked and trainer.state.global_step < trainer.args.max_steps:
         raise KeyboardInterrupt
 

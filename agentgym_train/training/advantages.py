@@ -5,7 +5,7 @@ The algorithm's batch contains the episodes of all processes; each process keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,12 @@ class StepAdvantages:
             given["policy_logprobs"] = self._update.logprobs(batch)
         if self.critic is not None:
             given["values"] = self.critic.values(batch)
-        own = _with(own, {n: rows.to_episodes(v.cpu()) for n, v in given.items() if v is not None})
+        scored: dict[str, Any] = {
+            name: rows.to_episodes(value.float().cpu())
+            for name, value in given.items()
+            if value is not None
+        }
+        own = replace(own, **scored)
         shares = gathered(own)
         every = joined_batches(shares)
         rank = self._update.rank
@@ -143,10 +148,9 @@ class StepAdvantages:
         )
         made = []
         for number in list(range(self._minibatches)) * self._epochs:
-            chosen = [row for row, of in enumerate(rows.minibatch) if of == number]
             count = float(targets.mask[numbers == number].sum())
             with torch.enable_grad():
-                made.append(self.critic.learn(mine.take(chosen), count))
+                made.append(self.critic.learn(mine.take(rows.of_minibatch(number)), count))
         self.metrics |= {
             name: sum(metrics[name] for metrics in made) / len(made) for name in made[0]
         }
@@ -166,8 +170,3 @@ class StepAdvantages:
         return torch.tensor(
             [minibatch_of(i % episodes, episodes, self._minibatches) for i in order]
         )
-
-
-def _with(batch: TokenBatch, given: Mapping[str, Tensor]) -> TokenBatch:
-    on_cpu: dict[str, Any] = {name: value.float() for name, value in given.items()}
-    return replace(batch, **on_cpu)

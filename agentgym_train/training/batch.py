@@ -83,6 +83,10 @@ class Rows:
             found[row, first : first + end - start] = values[owner, start:end]
         return found.to(like.device)
 
+    def of_minibatch(self, number: int) -> list[int]:
+        """The rows of a mini-batch."""
+        return [row for row, own in enumerate(self.minibatch) if own == number]
+
     def episode_tokens(self) -> Tensor:
         """(R,) int64 number of trained tokens of the row's episode."""
         counts = torch.tensor([sum(row.loss_mask) for row in self.tokens])  # (R,)

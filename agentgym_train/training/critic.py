@@ -14,8 +14,8 @@ from transformers.trainer_pt_utils import get_parameter_names
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.gae import ActorCritic, CriticTargets, value_loss
+from agentgym_train.models.weights import base_model
 from agentgym_train.training.finite import check_gradient, check_size
-from agentgym_train.training.head import core_of
 from agentgym_train.training.microbatches import MicroBatcher
 from agentgym_train.training.rows import Layout, TokenRows
 
@@ -66,7 +66,7 @@ class Critic:
         self._trainer = trainer
         self._algorithm = algorithm
         self._microbatches = microbatches
-        backbone = copy.deepcopy(core_of(model).base_model)
+        backbone = copy.deepcopy(base_model(model).base_model)
         if trainer.args.gradient_checkpointing:
             backbone.gradient_checkpointing_enable({"use_reentrant": False})
         hidden = model.config.get_text_config().hidden_size
@@ -79,13 +79,7 @@ class Critic:
     def values(self, rows: TokenRows) -> Tensor:
         """(R, W) value before each trained token, 0 elsewhere. A collective."""
         self._model.eval()
-        found = torch.zeros(rows.ids.shape, device=rows.ids.device)  # (R, W)
-        for part in self._microbatches.of(rows):
-            values = self._scored(rows.take(part.rows))
-            if part.is_real:
-                chosen = torch.tensor(part.rows, device=found.device)
-                found[chosen, : values.shape[1]] = values
-        return found
+        return self._microbatches.collected(rows, self._scored)
 
     def learn(self, rows: TokenRows, count: float) -> dict[str, float]:
         """Take one optimizer step towards the returns of R rows, and return its metrics.

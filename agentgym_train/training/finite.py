@@ -16,10 +16,8 @@ from transformers import Trainer
 
 from agentgym_env.errors import AgentGymError
 from agentgym_train.models.distributed import gathered
-from agentgym_train.models.setup import uncompiled
+from agentgym_train.models.setup import evaluating, short_text, uncompiled
 from agentgym_train.training.checkpoints import last_checkpoint
-
-_PROBE_TOKENS = 8
 
 
 class NotFinite(AgentGymError, RuntimeError):
@@ -73,15 +71,8 @@ def check_size(trainer: Trainer, model: Any, what: str) -> None:
 @torch.no_grad()
 def _answers(model: Any, device: torch.device) -> bool:
     """Whether the model has finite log-probabilities after a short text."""
-    ids = torch.arange(_PROBE_TOKENS, device=device)[None]  # (1, P)
-    ids = ids % model.config.get_text_config().vocab_size  # (1, P)
-    was_training = model.training
-    model.eval()
-    try:
-        with uncompiled(model):
-            logits = model(input_ids=ids, use_cache=False).logits  # (1, P, V)
-    finally:
-        model.train(was_training)
+    with evaluating(model), uncompiled(model):
+        logits = model(input_ids=short_text(model, device), use_cache=False).logits  # (1, P, V)
     # A model may exclude tokens with logits of -inf.
     return bool(logits.float().logsumexp(-1).isfinite().all())
 

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from agentgym_env.errors import AgentGymError
 from agentgym_train.models.distributed import gathered_weights
+from agentgym_train.models.setup import evaluating, short_text
+from agentgym_train.models.weights import base_model
 
 TILE: Final = {"cpu": 2**22}
 
@@ -265,18 +267,13 @@ def scores_by_head(head: Any, hidden: Tensor, labels: Tensor, kind: Logits) -> S
     return found
 
 
-def core_of(model: Any) -> Any:
-    """The transformers model in an unwrapped model, which may have PEFT adapters."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def add_scoring(model: Any, temperature: float = 1.0) -> None:
     """Let `model(input_ids=, scored_at=, scored_ids=)` return `Scores` of S tokens.
 
     `scored_at` (S,) indexes the flattened input and `scored_ids` (S,) are the tokens that follow
     there. Other calls are as before. Call it before the model is wrapped for distribution.
     """
-    core = core_of(model)
+    core = base_model(model)
     kind = Logits.of(core, temperature)
 
     @wraps(type(core).forward)  # `generate` reads the signature
@@ -298,7 +295,6 @@ def add_scoring(model: Any, temperature: float = 1.0) -> None:
     core.forward = MethodType(forward, core)  # bound, so that a deep copy calls its own weights
 
 
-_PROBE_TOKENS = 8
 _TOLERANCE = 2e-2
 """Of rounding in 16 bits, as a share of the largest log-probability."""
 
@@ -312,24 +308,18 @@ def check_scoring(model: Any, temperature: float, autocast: Callable[[], Any]) -
     weights = [*model.parameters()]
     if any(weight.is_meta or hasattr(weight, "ds_id") for weight in weights):
         return
-    size = model.config.get_text_config().vocab_size
-    ids = torch.arange(_PROBE_TOKENS, device=weights[0].device)[None] % size  # (1, P)
-    at = torch.arange(_PROBE_TOKENS - 1, device=ids.device)  # (P - 1,)
-    was_training = model.training
-    model.eval()
-    try:
-        with autocast():
-            logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (P - 1, V)
-            found, _, _ = model(input_ids=ids, scored_at=at, scored_ids=ids[0, 1:])  # (P - 1,)
-    finally:
-        model.train(was_training)
+    ids = short_text(model, weights[0].device)  # (1, P)
+    at = torch.arange(ids.shape[1] - 1, device=ids.device)  # (P - 1,)
+    with evaluating(model), autocast():
+        logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()  # (P - 1, V)
+        found, _, _ = model(input_ids=ids, scored_at=at, scored_ids=ids[0, 1:])  # (P - 1,)
     log_p = (logits / temperature).log_softmax(-1)  # (P - 1, V)
     expected = log_p.gather(1, ids[0, 1:, None])[:, 0]  # (P - 1,)
     apart = (found - expected).abs().max()
     # Weights that are not finite are found by the checks of each step.
     if expected.isfinite().all() and not apart <= _TOLERANCE * (1 + expected.abs().max()):
         raise UnscorableModel(
-            f"the log-probabilities of {type(core_of(model)).__name__} differ by "
+            f"the log-probabilities of {type(base_model(model)).__name__} differ by "
             f"{float(apart):.2g} from those of its own logits, which it changes in a way that is "
             "not known here. Please report the model"
         )

@@ -5,7 +5,7 @@ Used by the updates of all methods and by the critic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,19 @@ class MicroBatcher:
             is_real = number < len(passes)
             chosen = passes[number] if is_real else shortest[-rows.unit :]
             yield MicroBatch(chosen, is_real, number == most - 1)
+
+    def collected(self, rows: TokenRows, score: Callable[[TokenRows], Tensor]) -> Tensor:
+        """(R, W) what `score` returns for the rows of each micro-batch. A collective."""
+        found: Tensor | None = None
+        for part in self.of(rows):
+            values = score(rows.take(part.rows))
+            if found is None:
+                found = values.new_zeros(rows.ids.shape)
+            if part.is_real:
+                chosen = torch.tensor(part.rows, device=found.device)
+                found[chosen, : values.shape[1]] = values
+        assert found is not None
+        return found
 
     def waiting(self, model: Any, *, is_last: bool) -> AbstractContextManager[Any]:
         """Context of a pass: DDP averages gradients at the last one, sharded models at each."""

@@ -196,9 +196,8 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             tokens=counts.tokens,
             most=self.config.max_tokens,
         ).to(batch.ids.device)  # (R,)
-        chosen = [row for row, of in enumerate(rows.minibatch) if of == number]
         weighted = replace(batch, weights=weights[:, None] * batch.trained, tokens=counts.tokens)
-        return weighted.take(chosen)
+        return weighted.take(rows.of_minibatch(number))
 
     def _is_frozen(self, step: int) -> bool:
         """Whether the policy is not updated in a step."""

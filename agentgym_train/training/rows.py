@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from agentgym_train.models.weights import base_model
+
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -149,5 +151,5 @@ def shares_rows(config: Any, stateful: bool) -> bool:
 
 def shares_rows_of(model: Any) -> bool:
     """Whether rows of an unwrapped model can hold several episodes; see `shares_rows`."""
-    core = model.get_base_model() if hasattr(model, "get_base_model") else model
+    core = base_model(model)
     return shares_rows(core.config.get_text_config(), bool(core._is_stateful))

@@ -21,6 +21,7 @@ from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import check_rows
 from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.adapters import adapters_for, lora_config
+from agentgym_train.models.setup import evaluating
 from agentgym_train.training.loss import likelihood_loss
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.task_order import row_order
@@ -91,11 +92,9 @@ def check_packing(model: Any) -> None:
     vocabulary = model.get_input_embeddings().num_embeddings
     ids = torch.arange(2 * length, device=device)[None] % vocabulary  # (1, 2 length)
     positions = torch.arange(length, device=device).repeat(2)[None]  # (1, 2 length)
-    was_training = model.training
-    model.eval()
-    together = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, length:]
-    alone = model(input_ids=ids[:, length:], use_cache=False).logits[0]
-    model.train(was_training)
+    with evaluating(model):
+        together = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0, length:]
+        alone = model(input_ids=ids[:, length:], use_cache=False).logits[0]
     if not torch.allclose(together, alone, rtol=1e-2, atol=1e-2):
         raise ConfigError(
             f"packing: the output of {type(model).__name__} for a text depends on the text before "

@@ -77,17 +77,7 @@ class Update:
         The default is the policy.
         """
         model = self._trainer.model if model is None else model
-        found: Tensor | None = None
-        for part in self.microbatches.of(rows):
-            own = rows.take(part.rows)
-            logprobs = self.scores(model, own).logprobs
-            if found is None:
-                found = logprobs.new_zeros(rows.ids.shape)
-            if part.is_real:
-                chosen = torch.tensor(part.rows, device=found.device)
-                found[chosen, : logprobs.shape[1]] = logprobs
-        assert found is not None
-        return found
+        return self.microbatches.collected(rows, lambda own: self.scores(model, own).logprobs)
 
     def scores(self, model: Any, rows: TokenRows) -> RowScores:
         """The scores of R rows, in one pass through a model."""
