@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from agentgym_env.run_store import RunStore
-from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.config.rl import RLConfig
+from agentgym_train.rollout.buffer import Batch
+from agentgym_train.rollout.groups import Group
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.rl import RLTrainer
-from agentgym_train.training.sampler import StepEpisodes
 
 VARIANTS = {name: (name, {}) for name in ALGORITHMS} | {
     "grpo, sequence": ("grpo", {"average": "sequence"})
@@ -49,7 +49,7 @@ def main() -> None:
         num_generations=8, steps=1, seed=args.seed, learning_rate=args.learning_rate,
         trainer_args={"optim": "sgd", "max_grad_norm": 1e9, "save_strategy": "no"},
     )  # fmt: skip
-    rollout: list[Trajectory] = []
+    rollout: list[Group] = []
     moved = {
         (name, count): displacement(
             replace(
@@ -62,26 +62,25 @@ def main() -> None:
         for count in (1, args.minibatches)
         for name, (algorithm, arguments) in VARIANTS.items()
     }
-    sizes = range(0, len(rollout), config.num_generations)
-    wins = [sum(t.success for t in rollout[i : i + config.num_generations]) for i in sizes]
+    wins = [sum(t.success for t in group.episodes) for group in rollout]
     sys.stdout.write(f"\nsuccesses of the groups: {wins}\n\n")
     sys.stdout.write(table(moved, list(VARIANTS), args.minibatches))
 
 
-def displacement(config: RLConfig, rollout: list[Trajectory]) -> Tensor:
+def displacement(config: RLConfig, rollout: list[Group]) -> Tensor:
     """How a step moves the weights; the first call plays the rollout, the others reuse it."""
     policy = make_policy(config)
     before = [weight.detach().clone() for weight in policy.model.parameters()]
     with tempfile.TemporaryDirectory() as folder, open_worlds(config) as worlds:
         trainer = RLTrainer(policy, config, worlds, RunStore.create(Path(folder) / "run", {}))
-        play = trainer.episodes.play
+        take = trainer.rollouts.take
 
-        def recorded(step: int, horizon: int, version: int) -> StepEpisodes:
+        async def recorded(draws: Sequence[Group], horizons: Sequence[int]) -> Batch:
             if not rollout:
-                rollout.extend(play(step, horizon, version).trajectories)
-            return StepEpisodes(list(rollout))
+                rollout.extend((await take(draws, horizons)).trained)
+            return Batch(list(rollout))
 
-        trainer.episodes.play = recorded  # type: ignore[method-assign]
+        trainer.rollouts.take = recorded  # type: ignore[method-assign]
         trainer.train()
         after = [weight.detach() for weight in policy.model.parameters()]
     pairs = zip(after, before, strict=True)

@@ -239,8 +239,9 @@ def test_modules_that_are_named_in_strings_exist():
 
 
 def test_the_settings_know_nothing_of_what_uses_them():
-    """`config` uses what is below it, and of the rollout two leaves: agents and schedules."""
-    leaves = {"agentgym_train.rollout.agent", "agentgym_train.rollout.horizon"}
+    """`config` uses what is below it, and what a setting names: agents, schedules and so on."""
+    names = ("agent", "horizon", "samplers", "contrast", "gates")
+    leaves = {f"agentgym_train.rollout.{name}" for name in names}
     for name in (n for n in MODULES if n.startswith("agentgym_train.config.")):
         used = {i for i in (*imports(name), *named_modules(name)) if top(i) == "agentgym_train"}
         above = {i for i in used if not i.startswith("agentgym_train.config.")} - leaves

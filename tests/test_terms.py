@@ -22,7 +22,7 @@ NAMES = {
     "ContextReset, non-action turn, reflection, response, instruction":
         "Cut asides lesson told Told said say tell",
     "ConcurrencyLimits, Limiter, pause, resume": "traffic Traffic Lane rest flow",
-    "RolloutRunner, OversamplingPool, async rollouts": "collector stragglers ahead",
+    "RolloutRunner, RolloutBuffer, policy age": "collector stragglers ahead oversampling",
     "sampler, metrics, advantages, microbatches, pack, dummy row, gathered model":
         "step_episodes step_figures credit lay_out filler whole_model",
     "the keys of TRL": "steps_ahead oversample engine_correction tokens_per_forward",

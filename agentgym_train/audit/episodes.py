@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -38,7 +39,6 @@ from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.training.batch import Rows
 from agentgym_train.training.rl import RLTrainer
-from agentgym_train.training.sampler import Draw
 
 EPISODE: ContextVar[int] = ContextVar("EPISODE", default=-1)
 """Number of the current asyncio task's episode."""
@@ -117,6 +117,10 @@ class Recorder:
     async def update_weights(self, model: Any, version: int) -> None:
         """Delegate to the engine."""
         await self._engine.update_weights(model, version)
+
+    def keep_own_weights(self) -> None:
+        """Copy the weights, as the engine does."""
+        self._engine.keep_own_weights()
 
     async def sleep(self) -> None:
         """Delegate to the engine."""
@@ -263,7 +267,10 @@ def play(policy: Policy, settings: AuditSettings, control: Mapping[int, str]) ->
         worlds = Worlds([cast(RolloutRunner, rollout_runner)])
         trainer = RLTrainer(policy, config, worlds, store)
         trainer.to_compare = False  # a rule does, and shows where
-        trainer.episodes.tasks = lambda step: [Draw(0, task) for task in rollout_runner.tasks.ids]
+        names = iter(rollout_runner.tasks.ids)
+        trainer.rollouts.specs = lambda group: [
+            EpisodeSpec(task, group.number, group=group.number) for task in islice(names, 2)
+        ]
         # As in training, where dropout is active.
         trainer.model.train()
         rows = trainer.play(0)

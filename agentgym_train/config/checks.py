@@ -53,7 +53,7 @@ Typed = str | dict[str, Any]
 
 SHORT: Final[Mapping[str, str]] = {
     "agent": "type", "algorithm": "type", "engine": "type", "horizon": "turns",
-    "importance_sampling": "type", "sampler": "type",
+    "importance_sampling": "type", "sampler": "type", "admission": "type",
 }  # fmt: skip
 """Key -> the field that a value other than a mapping is short for."""
 

@@ -25,13 +25,15 @@ from agentgym_train.config.files import read_yaml
 from agentgym_train.config.old_names import MOVED, REMOVED
 from agentgym_train.config.options import documentation, first_sentence
 from agentgym_train.config.read import CONFIGS
-from agentgym_train.config.rl import CORRECTIONS, SAMPLERS
+from agentgym_train.config.rl import CORRECTIONS
 from agentgym_train.config.worlds import EXPLORED_KEYS, FROM_RUN, World
+from agentgym_train.rollout.contrast import SAMPLERS
+from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import EVERY, SCHEDULES, Turns
 
 _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "engine": ENGINES, "horizon": SCHEDULES, "importance_sampling": CORRECTIONS,
-    "sampler": SAMPLERS,
+    "sampler": SAMPLERS, "admission": GATES,
 }  # fmt: skip
 """Setting with a type -> its types."""
 _UNIONS: Final = (None, Union, types.UnionType)

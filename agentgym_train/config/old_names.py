@@ -10,9 +10,14 @@ import yaml
 from agentgym_env.errors import ConfigError
 
 MOVED: Final[Mapping[str, str]] = {
-    "steps_ahead": "async_steps",
-    "oversample": "oversampling_ratio",
-    "stragglers": "unfinished_groups",
+    "async_steps": "max_policy_age",
+    "steps_ahead": "max_policy_age",
+    "oversample": "max_policy_age",
+    "oversampling_ratio": "max_policy_age",
+    "stragglers": "max_policy_age",
+    "unfinished_groups": "max_policy_age",
+    "max_staleness": "max_policy_age",
+    "resampling_ratio": "admission",
     "group_size": "num_generations",
     "kl": "beta",
     "engine_correction": "importance_sampling",
@@ -61,8 +66,10 @@ _EXAMPLES: Final[Mapping[str, str]] = {
     "agent": "agent: {type: 'command:PROGRAM', port: 8100}",
     "sampler": "sampler: {type: contrast, tasks: true, envs: true}",
     "importance_sampling": "importance_sampling: {type: geometric, cap: 3, band: 1.05}",
+    "admission": "admission: {type: informative, budget: 2}",
+    "max_policy_age": "max_policy_age: 1",
 }
-"""Keys of the table whose value is a mapping with a type, and how they are written."""
+"""Keys of the table whose value follows from others, and how they are written."""
 
 REMOVED: Final[Mapping[str, tuple[Any, str]]] = {
     "normalize_per_env": (
@@ -144,6 +151,7 @@ def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
             new[name] = value
     _upgrade_types(new, values)
     _upgrade_loss(new)
+    _upgrade_filling(new, values)
     if isinstance(new.get("envs"), list):
         new["envs"] = [upgraded(e) if isinstance(e, Mapping) else e for e in new["envs"]]
     return new
@@ -199,6 +207,19 @@ def _upgrade_loss(new: dict[str, Any]) -> None:
             setting = {"type": "grpo" if setting == "bnpo" else setting}
         if isinstance(setting, Mapping):
             new["algorithm"] = {**setting, "loss": loss} if loss else setting["type"]
+
+
+def _upgrade_filling(new: dict[str, Any], old: Mapping[str, Any]) -> None:
+    """Write how a batch is filled with today's two keys."""
+    if "resampling_ratio" in old:
+        budget = old["resampling_ratio"]
+        new["admission"] = {"type": "informative", "budget": budget} if budget else "all"
+    age = old.get("async_steps", old.get("steps_ahead"))
+    if old.get("oversampling_ratio", old.get("oversample")):
+        carries = old.get("unfinished_groups", old.get("stragglers")) == "carry"
+        age = old.get("max_staleness", 4) if carries else age or 1
+    if age is not None and "max_policy_age" not in old:
+        new["max_policy_age"] = age
 
 
 def _schedule(turns: Any, old: Mapping[str, Any], *, several: bool) -> Any:

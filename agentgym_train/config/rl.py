@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -21,9 +22,12 @@ from agentgym_train.config.checks import (
     type_of,
 )
 from agentgym_train.config.episodes import trained_outcomes
+from agentgym_train.config.own_class import object_of
 from agentgym_train.config.policy import HORIZON, RolloutLimits
 from agentgym_train.config.run import RunConfig, check_divides
 from agentgym_train.config.worlds import TRAINED_KEYS, World, check_turns
+from agentgym_train.rollout.contrast import SAMPLERS, ContrastSampler
+from agentgym_train.rollout.gates import GATES, AdmissionGate
 from agentgym_train.rollout.horizon import (
     SCHEDULES,
     Turns,
@@ -31,28 +35,7 @@ from agentgym_train.rollout.horizon import (
     normal_horizon,
     stages_of,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniformSampler(Settings):
-    """All tasks in a random order, again and again; environments by their weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContrastSampler(Settings):
-    """Draws by how often recent groups were informative: had episodes with different returns."""
-
-    tasks: bool = True
-    """Draw tasks by their recent groups and those of their category."""
-    envs: bool = False
-    """Draw each of `envs` by its weight times the share of its recent groups."""
-
-
-SAMPLERS: Final[dict[str, type[UniformSampler | ContrastSampler]]] = {
-    "uniform": UniformSampler,
-    "contrast": ContrastSampler,
-}
-"""Type of a sampler -> its settings."""
+from agentgym_train.rollout.samplers import TaskSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +69,10 @@ CORRECTIONS: Final[dict[str, type[NoCorrection | TokenCorrection]]] = {
 """Type of `importance_sampling` -> its settings."""
 
 
-_TYPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+_TYPES: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
     "algorithm": ("grpo", {}),  # its types are known where torch is loaded
     "sampler": ("uniform", SAMPLERS),
+    "admission": ("all", GATES),
     "importance_sampling": ("auto", CORRECTIONS),
 }
 """Setting with a type -> its default, and its types."""
@@ -118,27 +102,24 @@ class RLConfig(RunConfig):
     sampler: Typed = "uniform"
     """Which tasks are drawn: `uniform` goes through all in a random order, again and again;
     `contrast` draws those whose recent groups, or whose category's, were informative: had episodes
-    with different returns. `{type: contrast, tasks: true, envs: true}` also draws each of `envs` by
-    its weight times the share of its recent groups that were informative."""
+    with different returns; or `package.module:Class`, with further fields. `{type: contrast, tasks:
+    true, envs: true}` also draws each of `envs` by its weight times the share of its recent groups
+    that were informative."""
+    admission: Typed = "all"
+    """Which groups a step trains on: `all`; `informative` ones, whose episodes differ in return
+    (dynamic sampling, arXiv:2503.14476); or `package.module:Class`, with further fields. Of all
+    types, `max_tokens` leaves out groups with a longer episode, and `budget` is the most groups
+    that a step plays in place of others, as a share of prompts_per_step: `{type: informative,
+    budget: 2}`."""
+    max_policy_age: Count = 0
+    """With 0, a step's episodes are played, then trained on, and every result follows from the
+    seed; above 0, episodes run all the time, and groups whose oldest token is more than so many
+    updates old are dropped and counted. The engine then gets new weights between turns, so it
+    has weights of its own."""
     limits: RLLimits = field(default_factory=RLLimits)  # type: ignore[mutable-override]
     """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
     where 0 sets none; `retries`, of an episode whose environment or engine was lost; and
     `max_lost_rate`: the run stops if a step loses more than this share of its episodes."""
-    async_steps: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
-    """1 collects the next step's episodes while the current step trains. They are one update old,
-    which `importance_sampling` corrects and the metric `staleness` reports. The engine
-    then keeps a copy of the weights. 0 alternates between collecting and training."""
-    oversampling_ratio: NonNegative = 0.0
-    """Share of additional groups that are started; the first groups to finish are used. Runs are
-    then not reproducible, because finishing depends on time. See `unfinished_groups`."""
-    unfinished_groups: Literal["drop", "carry"] = "drop"
-    """What happens to the other groups: `drop` discards them, which biases training towards short
-    episodes; `carry` pauses them during the update and continues them in the next step."""
-    resampling_ratio: NonNegative = 0.0
-    """Budget of further groups per step, as a share of prompts_per_step: they replace groups that
-    are not informative (dynamic sampling, arXiv:2503.14476). 0 trains on every group."""
-    max_staleness: Positive = 4
-    """A carried group whose first token is more updates old than this is dropped and counted."""
 
     algorithm: Typed = "grpo"
     """The advantage estimator: a name, `package.module:Class`, or a mapping with such a `type` and
@@ -180,32 +161,25 @@ class RLConfig(RunConfig):
             value = shortest(name, getattr(self, name), default, kinds)
             object.__setattr__(self, name, value)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon))
-        _ = self.draws, self.correction
+        _ = self.correction
         if self.temperature == 0:
             raise ConfigError("temperature must be above 0 in RL; 0 is greedy")
         self._check_envs()
         trained_outcomes(self.train_outcomes)
-        if self.resampling_ratio and self.oversampling_ratio:
-            raise ConfigError("resampling_ratio and oversampling_ratio cannot be combined")
         if self.overlong_tokens > self.max_tokens:
             raise ConfigError(
                 f"overlong_tokens is at most max_tokens {self.max_tokens}, got "
                 f"{self.overlong_tokens}"
             )
-        if self.max_staleness < 1 + self.async_steps:
-            raise ConfigError(
-                f"max_staleness is at least {1 + self.async_steps} updates, got "
-                f"{self.max_staleness}: every carried group would be dropped"
-            )
 
     def _check_envs(self) -> None:
-        if not self.envs and self.draws.envs:
-            raise ConfigError("sampler.envs draws from several environments; set envs")
-        if self.oversampling_ratio and len(self.envs) > 1:
-            raise ConfigError(
-                "oversampling_ratio cannot be combined with envs: the groups that finish first "
-                "would be those of the environments with short episodes"
-            )
+        # A class of the user's is made with the trainer.
+        if ":" not in type_of(self.admission):
+            object_of("admission", self.admission, GATES, AdmissionGate)
+        if ":" not in type_of(self.sampler):
+            sampler = object_of("sampler", self.sampler, SAMPLERS, TaskSampler, "next")
+            if isinstance(sampler, ContrastSampler) and sampler.envs and not self.envs:
+                raise ConfigError("sampler.envs draws from several environments; set envs")
         check_turns(self.stages)
         if not self.envs or isinstance(self.horizon, list):
             make_horizon(self.horizon)
@@ -214,14 +188,6 @@ class RLConfig(RunConfig):
                 make_horizon(self.horizon_in(world))
             except ConfigError as error:
                 raise ConfigError(f"{world.env} in envs: {error}") from error
-
-    @property
-    def draws(self) -> ContrastSampler:
-        """What is drawn by contrast."""
-        found: Settings = chosen("sampler", self.sampler, SAMPLERS)
-        if isinstance(found, ContrastSampler):
-            return found
-        return ContrastSampler(tasks=False, envs=False)
 
     @property
     def correction(self) -> tuple[Any, float, float]:
@@ -251,13 +217,6 @@ class RLConfig(RunConfig):
             return normal_horizon(own)
         is_fixed = len(own) == 1 and run["type"] in SCHEDULES
         return own if is_fixed else {**run, "turns": own}
-
-    @property
-    def samples_stale(self) -> bool:
-        """Whether a step may train on episodes of older weights."""
-        return self.async_steps > 0 or (
-            self.oversampling_ratio > 0 and self.unfinished_groups == "carry"
-        )
 
     @property
     def episodes_per_step(self) -> int:

@@ -16,6 +16,8 @@ from typing import Any, Final
 from agentgym_env.trust import KEYS, leaves, names_in
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, DEFAULT
+from agentgym_train.rollout.contrast import SAMPLERS
+from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import SCHEDULES
 
 
@@ -32,23 +34,23 @@ CONFIG: Final = Fields(
         {
             # A model's own code never runs, and a resumed run writes to the folder that is named.
             "method", "model", "output_dir", "data",
-            "action_format", "async_steps", "beta", "chat_template_kwargs", "compute_dtype",
+            "action_format", "beta", "chat_template_kwargs", "compute_dtype",
             "concurrency", "dtype", "entropy_bonus", "epochs", "epochs_per_rollout", "eval",
             "from_base", "importance_sampling", "instruction", "iterations", "keep_reasoning",
-            "keep_tokens", "learning_rate", "limits", "max_staleness", "max_tokens",
+            "keep_tokens", "learning_rate", "limits", "max_policy_age", "max_tokens",
             "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
             "minibatches_per_rollout", "num_generations", "overlong_tokens",
-            "oversampling_ratio", "packing", "pairs_per_start", "pairs_per_step", "per_task",
-            "prompts_per_step", "resampling_ratio", "reward_gap", "rows_per_step", "sampler",
+            "packing", "pairs_per_start", "pairs_per_step", "per_task",
+            "prompts_per_step", "reward_gap", "rows_per_step",
             "samples", "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
-            "tasks", "temperature", "train_outcomes", "turn_max_tokens", "unfinished_groups",
+            "tasks", "temperature", "train_outcomes", "turn_max_tokens",
             "unique", "weight",
         }
     ),
     needs_trust=frozenset(
         {
-            "agent", "algorithm", "attention", "engine", "env", "env_kwargs", "envs", "horizon",
-            "lora", "servers", "token_file", "trainer_args", "wrappers",
+            "admission", "agent", "algorithm", "attention", "engine", "env", "env_kwargs", "envs",
+            "horizon", "lora", "sampler", "servers", "token_file", "trainer_args", "wrappers",
         }
     ),
 )  # fmt: skip
@@ -110,11 +112,13 @@ NESTED: Final[Mapping[str, Fields]] = {
 """The settings within. `trainer_args` has what TRL's configs take here, `lora` what PEFT's take."""
 
 _KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
+    "admission": re.compile("|".join(GATES)),
     "agent": re.compile(r"plain|react|act_only|plan_then_act|reflect|(window|summary)(:\d+)?"),
     "algorithm": re.compile(r"\w+"),
     "attention": re.compile(r"eager|sdpa|flex_attention|flash_attention_[234]"),
     "engine": re.compile("|".join(ENGINES)),
     "horizon": re.compile("|".join(SCHEDULES)),
+    "sampler": re.compile("|".join(SAMPLERS)),
     "trainer_args.report_to": re.compile("none|tensorboard"),
 }
 """Texts that stand for a part of this package, or for nothing outside of it; of a setting with a
@@ -190,7 +194,7 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> di
         return _names_within(key, _without_type(value)) if further else {}
     if key in ("lora", "trainer_args") and isinstance(value, Mapping):
         return _names_within(key, value)
-    if key in ("horizon", "algorithm", "engine") and isinstance(value, Mapping):
+    if key in _KNOWN and key != "agent" and isinstance(value, Mapping):
         return leaves(f"{key}.type", value.get("type", ""))  # its arguments are that code's
     return leaves(key, value)
 

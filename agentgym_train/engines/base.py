@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from agentgym_env.errors import ConfigError
+
 
 class EngineLost(Exception):
     """The engine is not available; the episode is lost and not trained on."""
@@ -71,6 +73,16 @@ class GenerationEngine(Protocol):
         """Use `model`'s current weights from now on; KV caches are dropped."""
         ...
 
+    def keep_own_weights(self) -> None:
+        """Called if turns will be sampled while the trainer changes its weights (`max_policy_age`).
+
+        An engine that has weights of its own, or copies them from now on, defines it.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} does not define keep_own_weights, so it may sample with the "
+            "weights that the trainer changes meanwhile; set max_policy_age to 0"
+        )
+
     async def sleep(self) -> None:
         """Free the device's memory until the next `update_weights`; by default nothing."""
 
@@ -121,6 +133,9 @@ class ScriptedEngine:
     async def update_weights(self, model: Any, version: int) -> None:
         """Set the version."""
         self.version = version
+
+    def keep_own_weights(self) -> None:
+        """Does nothing: there are no weights."""
 
     async def sleep(self) -> None:
         """Does nothing: there is no memory to free."""

@@ -45,17 +45,19 @@ class Rollouts:
         *,
         env_id: str,
         instruction: str = "",
-        concurrency: int = 256,
+        concurrency: int | asyncio.Semaphore = 256,
         concurrency_limits: ConcurrencyLimits | None = None,
         wrapping: Wrapping | None = None,
     ) -> None:
-        """`concurrency` is the maximum number of concurrent episodes."""
+        """`concurrency` is the maximum number of concurrent episodes, or what several share."""
         self._wrapping = wrapping
         self._client = client
         self._instruction = instruction
         self._new_actor = new_actor
         self._env_id = env_id
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = (
+            asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
+        )
         self.concurrency_limits = concurrency_limits or ConcurrencyLimits()
 
     async def collect(

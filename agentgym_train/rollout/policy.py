@@ -38,7 +38,9 @@ _ENGINES: Final[Mapping[type, str]] = {
     ServerSettings: "agentgym_train.engines.vllm.server",
 }
 """Settings -> the module with `make_engine(settings, model, ...)`, which is loaded when needed."""
-_METHODS: Final = ("generate", "update_weights", "forget", "sleep", "close", "is_exact")
+_METHODS: Final = (
+    "generate", "update_weights", "keep_own_weights", "forget", "sleep", "close", "is_exact",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

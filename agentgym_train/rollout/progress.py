@@ -39,18 +39,26 @@ class RolloutBar:
         self._concurrency_limits = concurrency_limits
         self._line = progress.add_task("episodes", total=1, visible=False, status="")
 
-    def begin(self, episodes: int) -> None:
-        """Show the bar for this many episodes."""
+    def begin(self, episodes: int, ended: int = 0) -> None:
+        """Show the bar for this many episodes, some of which have ended."""
         self._progress.reset(
             self._line,
             total=episodes,
+            completed=min(ended, episodes),
             visible=is_redrawn(self._progress.console),
             status=ConcurrencyText(self._concurrency_limits),
         )
 
+    def grow(self, episodes: int) -> None:
+        """Wait for this many more."""
+        self._progress.update(
+            self._line, total=(self._progress.tasks[self._line].total or 0) + episodes
+        )
+
     def advance(self, _: object = None) -> None:
-        """Count one finished episode."""
-        self._progress.advance(self._line)
+        """Count one finished episode; those that a later step waits for do not exceed the total."""
+        if not self._progress.tasks[self._line].finished:
+            self._progress.advance(self._line)
 
     def end(self) -> None:
         """Hide the bar."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from rich.progress import Progress
@@ -26,9 +26,6 @@ from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import OnEpisode, Rollouts
 from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn
 from agentgym_train.rollout.wrapping import Wrapping
-
-if TYPE_CHECKING:
-    from agentgym_train.rollout.oversampling import OversamplingPool
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 300.0
@@ -65,9 +62,12 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         if not isinstance(limits, ConcurrencyLimits):
             limits = ConcurrencyLimits(limits)
         self.concurrency_limits: ConcurrencyLimits = limits
-        self._pool: OversamplingPool | None = None
         self._wrapping: Wrapping | None = None
-        self._running: asyncio.Task[Any] | None = None
+        self._slots, self._most, self._busy = asyncio.Semaphore(0), 0, 0
+        """What limits the concurrent episodes, to how many, and the calls that use it."""
+        self._replacing = asyncio.Lock()
+        self._left: list[AsyncEnvClient] = []
+        """Clients of servers that died, which other episodes may still use."""
         if servers and env_kwargs:
             raise ConfigError(
                 "env_kwargs are for a local server; give them to `agentgym serve --env-kwargs`"
@@ -87,7 +87,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
             self._processes = processes
             self._wanted_concurrency = concurrency // processes
             if wrappers:
-                self._wrapping = Wrapping(wrappers, self.card, self.tasks, self._concurrency())
+                self._wrapping = Wrapping(wrappers, self.card, self.tasks, self.concurrency)
         except BaseException:
             self.close()
             raise
@@ -95,8 +95,7 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to completion on the event loop; call it from one thread at a time."""
 
-        async def tracked() -> _T:
-            self._running = asyncio.current_task()
+        async def with_one_error() -> _T:
             try:
                 return await work
             except ExceptionGroup as group:
@@ -105,16 +104,8 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
                     raise
                 # One wrong setting fails many episodes at once: all errors equal the first.
                 raise _first(ours) from group
-            finally:
-                self._running = None
 
-        return self._runner.run(tracked())
-
-    def stop(self) -> None:
-        """Cancel the coroutine that another thread runs, if any."""
-        running = self._running
-        if running is not None:
-            running.get_loop().call_soon_threadsafe(running.cancel)
+        return self._runner.run(with_one_error())
 
     def collect(
         self,
@@ -128,10 +119,8 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
     ) -> list[Trajectory]:
         """Run every start for at most `horizon` turns; trajectories are in the order of `starts`.
 
-        If the local server died, lost episodes run once more on a new server. Groups that were
-        carried over from a training step are cancelled.
+        If the local server died, lost episodes run once more on a new server.
         """
-        self._end_pool()
         return self.run(
             self.collecting(
                 new_actor,
@@ -153,61 +142,29 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
         instruction: str = "",
         on_episode: OnEpisode | None = None,
     ) -> list[Trajectory]:
-        """`collect` as a coroutine, so that several environments can be played at once."""
+        """`collect` as a coroutine; several share the limit of concurrent episodes."""
 
         async def play(chosen: Sequence[EpisodeSpec]) -> list[Trajectory]:
             rollouts = self._rollouts(new_actor, instruction)
             return await rollouts.collect(chosen, horizon, step=step, on_episode=on_episode)
 
-        played = await play(starts)
-        if await self._replace_dead_server():
+        client = self._client
+        self._busy += 1
+        try:
+            played = await play(starts)
+            await self._replace_dead_server()
             lost = [i for i, t in enumerate(played) if t.outcome == "environment_lost"]
-            again = await play([starts[i] for i in lost])
-            for i, trajectory in zip(lost, again, strict=True):
-                played[i] = after_loss(trajectory, played[i])
-        return played
-
-    def collect_groups(
-        self,
-        pool: OversamplingPool,
-        new_actor: EpisodeActorFactory,
-        groups: Sequence[Sequence[EpisodeSpec]],
-        horizon: int,
-        *,
-        wanted: int,
-        step: int,
-        version: int,
-        instruction: str = "",
-        on_episode: OnEpisode | None = None,
-    ) -> list[Trajectory]:
-        """Run groups and return the first `wanted` complete ones; see `OversamplingPool`.
-
-        If the local server died, the next step uses a new one; lost episodes are not repeated.
-        """
-        self._pool = pool
-        played = self.run(
-            pool.collect(
-                self._rollouts(new_actor, instruction),
-                groups,
-                horizon,
-                wanted=wanted,
-                step=step,
-                version=version,
-                on_episode=on_episode,
-            )
-        )
-        self.run(self._replace_dead_server())
+            if lost and self._client is not client:
+                again = await play([starts[i] for i in lost])
+                for i, trajectory in zip(lost, again, strict=True):
+                    played[i] = after_loss(trajectory, played[i])
+        finally:
+            self._busy -= 1
         return played
 
     async def open_session(self) -> AsyncSession:
         """A session of its own, which the caller closes."""
         return await self._client.open()
-
-    def _end_pool(self) -> None:
-        if self._pool is not None:
-            self.run(self._pool.close())
-            self.concurrency_limits.resume()
-            self._pool = None
 
     def _rollouts(self, new_actor: EpisodeActorFactory, instruction: str) -> Rollouts:
         return Rollouts(
@@ -215,24 +172,36 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
             new_actor,
             env_id=self.env_id,
             instruction=instruction,
-            concurrency=self._concurrency(),
+            concurrency=self._free_slots(),
             concurrency_limits=self.concurrency_limits,
             wrapping=self._wrapping,
         )
 
-    def _concurrency(self) -> int:
-        """Episodes at the same time, for the servers that there are now."""
+    @property
+    def concurrency(self) -> int:
+        """Maximum of concurrent episodes, for the servers that there are now."""
         sessions = self.card.max_sessions * self._client.server_count
         sessions //= 1 if self.server else self._processes
         return max(1, min(self._wanted_concurrency, sessions))
 
-    async def _replace_dead_server(self) -> bool:
-        """Start a new local server if it died."""
-        if self.server is None or not self.server.replace_ended():
-            return False
-        await self._client.close()
-        self._client = self._new_client([self.server.address], NO_TOKEN)
-        return True
+    def _free_slots(self) -> asyncio.Semaphore:
+        """The slots of episodes; fewer than before only when none is taken."""
+        most = self.concurrency
+        if self._busy <= 1:
+            self._slots, self._most = asyncio.Semaphore(most), most
+        for _ in range(self._most, most):
+            self._slots.release()
+        self._most = max(self._most, most)
+        return self._slots
+
+    async def _replace_dead_server(self) -> None:
+        """Start a new local server if it died; other episodes go on meanwhile."""
+        if self.server is None or self.server.process.poll() is None:
+            return
+        async with self._replacing:
+            if await asyncio.to_thread(self.server.replace_ended):
+                self._left.append(self._client)
+                self._client = self._new_client([self.server.address], NO_TOKEN)
 
     def _new_client(self, addresses: Sequence[str], token: str | None) -> AsyncEnvClient:
         return AsyncEnvClient(addresses, token=token, timeout_s=_TIMEOUT_S, remedy=_REMEDY)
@@ -242,8 +211,8 @@ class RolloutRunner(AbstractContextManager["RolloutRunner"]):
 
     def close(self) -> None:
         """Close the connections, the event loop and the local server."""
-        self._end_pool()
-        self.run(self._client.close())
+        for client in (*self._left, self._client):
+            self.run(client.close())
         if not self._shares_runner:
             self._runner.close()
         if self.server is not None:

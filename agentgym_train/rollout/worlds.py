@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentgym_env.server_token import token_of_file
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
+from agentgym_train.config.worlds import World
 from agentgym_train.event_loop import LoopRunner
+from agentgym_train.rollout.horizon import Horizon
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.runner import RolloutRunner
+from agentgym_train.rollout.samplers import TaskSource
+
+if TYPE_CHECKING:
+    from agentgym_train.rollout.policy import Policy
 
 _T = TypeVar("_T")
 
@@ -40,10 +47,9 @@ class Worlds(AbstractContextManager["Worlds"]):
         """Run a coroutine to completion on the event loop; call it from one thread at a time."""
         return self._runners[0].run(work) if self._runners else self._loop.run(work)
 
-    def stop(self) -> None:
-        """Cancel the coroutine that another thread runs, if any."""
-        if self._runners:
-            self._runners[0].stop()
+    def run_between_calls(self) -> None:
+        """From now on, run the event loop in a thread, so that episodes go on between calls."""
+        self._loop.run_between_calls()
 
     def close(self) -> None:
         """Close the servers, then the event loop."""
@@ -54,6 +60,28 @@ class Worlds(AbstractContextManager["Worlds"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StepWorld:
+    """An environment that a run trains in."""
+
+    settings: World
+    runner: RolloutRunner
+    policy: Policy
+    """With the prompt for this environment."""
+    horizon: Horizon
+
+    @property
+    def env(self) -> str:
+        """The id of the environment."""
+        return self.runner.env_id
+
+    def source(self) -> TaskSource:
+        """The tasks that are trained on."""
+        tasks = self.runner.tasks
+        known = {task: tasks.category(task) for task in tasks.split(self.settings.split)}
+        return TaskSource(self.env, self.settings.weight, known)
 
 
 def open_worlds(config: RunConfig, processes: int = 1) -> Worlds:

@@ -69,7 +69,7 @@ def _callbacks_rl(
 ) -> list[TrainerCallback]:
     if trainer.is_world_process_zero():
         limits = trainer.step_worlds[0].runner.concurrency_limits  # of all environments
-        trainer.episodes.bar = RolloutBar(progress, limits)
+        trainer.rollouts.bar = RolloutBar(progress, limits)
     horizons = {world.env: world.horizon for world in trainer.step_worlds}
     trainer.step_state.checkpoint = checkpoint
     return [HorizonState(horizons, checkpoint, progress.console.print)]

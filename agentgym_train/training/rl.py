@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Final
 
+import msgspec
 import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm, make_loss
 from agentgym_train.algorithms.gae import ActorCritic
 from agentgym_train.config.checks import check_arguments, type_of
 from agentgym_train.config.episodes import trained_outcomes
+from agentgym_train.config.own_class import object_of
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import resume_command
-from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.adapters import (
     adapters_for,
     check_reference,
     lora_config,
 )
 from agentgym_train.models.distributed import gathered
+from agentgym_train.rollout.actors import draw_seed
+from agentgym_train.rollout.buffer import Batch, RolloutBuffer
+from agentgym_train.rollout.contrast import SAMPLERS
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.rollout.gates import GATES, AdmissionGate
+from agentgym_train.rollout.groups import Group
 from agentgym_train.rollout.horizon import Horizon, make_horizon
 from agentgym_train.rollout.policy import Policy
-from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.rollout.samplers import TaskSampler
+from agentgym_train.rollout.worlds import StepWorld, Worlds
 from agentgym_train.training.advantages import StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
-from agentgym_train.training.async_rollouts import AsyncRollouts
-from agentgym_train.training.batch import Rows
+from agentgym_train.training.batch import OverlongPenalty, Rows
 from agentgym_train.training.checkpoints import checkpoint_folder
 from agentgym_train.training.critic import Critic
 from agentgym_train.training.finite import not_finite
@@ -43,20 +53,16 @@ from agentgym_train.training.importance_sampling import ImportanceSampling
 from agentgym_train.training.loss import PolicyLoss, token_weights
 from agentgym_train.training.reference import Reference
 from agentgym_train.training.rows import TokenRows
-from agentgym_train.training.sampler import StepEpisodes, StepSampler, StepWorld
-from agentgym_train.training.step_metrics import (
-    StepShare,
-    StepTokens,
-    check_lost,
-    env_metrics,
-    mean,
-    step_metrics,
-    without_tokens,
-)
+from agentgym_train.training.step_metrics import Step, StepShare, check_lost, mean
 from agentgym_train.training.token_writer import TokenWriter
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 from agentgym_train.training.trl_rollout import trajectory_reward
 from agentgym_train.training.trl_values import shared_values
+
+logger = logging.getLogger(__name__)
+
+_SAMPLER: Final = "sampler.json"
+"""The state of the sampler in a checkpoint."""
 
 
 class RLTrainer(UpdatingTrainer, GRPOTrainer):
@@ -107,6 +113,8 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         """The episodes of the last step."""
         self._trained_outcomes = trained_outcomes(config.train_outcomes)
         self._starts: list[int] = []
+        self.draws = 0
+        """Groups that were drawn so far, by all processes."""
         needs_reference = bool(config.beta) or self.algorithm.needs_reference
         if reference is None and needs_reference:
             reference = Reference(policy.model, config.lora, config.temperature)
@@ -131,16 +139,30 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         self._add_parts(config)
 
     def _add_parts(self, config: RLConfig) -> None:
-        """Create the sampler of episodes and the computation of advantages."""
+        """Create what fills a batch, and the computation of advantages."""
         policy = self.policy
-        self.episodes = StepSampler(
-            config,
-            self.step_worlds,
-            rank=PartialState().process_index,
-            processes=PartialState().num_processes,
+        gate: AdmissionGate = object_of("admission", config.admission, GATES, AdmissionGate)
+        self.sampler: TaskSampler = object_of(
+            "sampler", config.sampler, SAMPLERS, TaskSampler, "next"
         )
-        self.async_rollouts = AsyncRollouts()
-        if config.async_steps and isinstance(policy.engine, HFEngine):
+        self._sources = [world.source() for world in self.step_worlds]
+        self.sampler.begin(self._sources, config.seed)
+        self._sampler_state()  # one that cannot be stored is rejected before anything is played
+        self.overlong = OverlongPenalty(config.max_tokens, config.overlong_tokens)
+        groups = config.prompts_per_step // PartialState().num_processes
+        self.rollouts = RolloutBuffer(
+            self.step_worlds,
+            gate,
+            wanted=groups,
+            further=gate.max_replaced(groups),
+            group_size=config.num_generations,
+            max_age=config.max_policy_age,
+            specs=self._specs,
+            returns=self._returns,
+        )
+        if config.max_policy_age:
+            self.worlds.run_between_calls()
+            self.worlds.run(_use_device(self.accelerator.device))
             policy.engine.keep_own_weights()
         critic = None
         if isinstance(self.algorithm, ActorCritic):
@@ -153,10 +175,10 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             trained=self._trained_outcomes,
             pad_id=int(policy.tokenizer.pad_token_id),
             correction=ImportanceSampling(*config.correction),
-            engine_is_exact=policy.engine.is_exact and not config.samples_stale,
+            engine_is_exact=policy.engine.is_exact and not config.max_policy_age,
             minibatches=config.minibatches_per_rollout,
             epochs=config.epochs_per_rollout,
-            overlong=self.episodes.overlong,
+            overlong=self.overlong,
             env_of=self._env_of if len(self.env_ids) > 1 else None,
             critic=critic,
         )
@@ -248,107 +270,146 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             self.step_advantages.critic.check_weights()
 
     def close(self) -> None:
-        """Cancel asynchronous rollouts if training ended early."""
-        self.async_rollouts.close(self.worlds.stop)
+        """Cancel the episodes that run if training ended early."""
+        self.worlds.run(self.rollouts.close())
 
     def play(self, step: int) -> Rows:
         """Run the step's episodes and build their rows."""
         began = time.monotonic()
-        played = self.async_rollouts.take(step)
         self.worlds.run(self.policy.engine.update_weights(self.gathered_model(), step))
-        if played is None:
-            played = self.episodes.play(step, self._horizons(step), version=step)
-        if not self.config.async_steps:
+        needed = gathered(self.worlds.run(self.rollouts.begin(step, self.args.max_steps)))
+        horizons = [world.horizon(step) for world in self.step_worlds]
+        batch = self.worlds.run(self.rollouts.take(self._drawn(needed), horizons))
+        if not self.config.max_policy_age:
             self.worlds.run(self.policy.engine.sleep())
-        self.trained_trajectories = played.trajectories
-        self._record(played, time.monotonic() - began)
-        further = step + 1
-        if self.config.async_steps and further < self.args.max_steps:
-            # Until the next rollout nothing else may use the rollout runner or the engine.
-            longest = self._horizons(further)
-            self.async_rollouts.begin(
-                further, lambda: self.episodes.play(further, longest, version=step)
-            )
+        first = len(batch.trained) * self.accelerator.process_index
+        for number, group in enumerate(batch.trained, first):
+            group.episodes = [
+                msgspec.structs.replace(t, step=step, group=number) for t in group.episodes
+            ]
+        self.trained_trajectories = [t for group in batch.trained for t in group.episodes]
+        self._record(batch, time.monotonic() - began)
         return Rows.of(
-            played.trajectories,
+            self.trained_trajectories,
             int(self.policy.tokenizer.pad_token_id),
             self._trained_outcomes,
             self.config.minibatches_per_rollout,
         )
 
-    def _horizons(self, step: int) -> list[int]:
-        """The horizon in each environment."""
-        return [world.horizon(step) for world in self.step_worlds]
+    def _drawn(self, needed: Sequence[int]) -> list[Group]:
+        """This process's draws; `needed` are those of each. All processes draw alike."""
+        own: list[Group] = []
+        for rank, count in enumerate(needed):
+            for _ in range(count):
+                self.sampler.chance = Random(draw_seed("draw", self.config.seed, self.draws))
+                env, task = self._checked(self.sampler.next())
+                if rank == self.accelerator.process_index:
+                    own.append(Group(env, task, self.draws))
+                self.draws += 1
+        return own
+
+    def _checked(self, draw: Any) -> tuple[int, str]:
+        """A draw of a sampler, which may be the user's."""
+        match draw:
+            case (int(env), str(task)) if env in range(len(self._sources)):
+                if task in self._sources[env].tasks:
+                    return env, task
+        raise ConfigError(
+            f"the sampler {type_of(self.config.sampler)} draws {draw!r:.200}; next() returns the "
+            "number of an environment and one of its tasks"
+        )
+
+    def _sampler_state(self) -> bytes:
+        state = {"draws": self.draws, "sampler": self.sampler.state()}
+        try:
+            return msgspec.json.encode(state)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the state of the sampler {type_of(self.config.sampler)} cannot be stored as "
+                f"JSON: {error}"
+            ) from error
+
+    def _specs(self, group: Group) -> list[EpisodeSpec]:
+        """The episodes of a group."""
+        world, seed = self.step_worlds[group.env], self.config.seed
+        return [
+            EpisodeSpec(
+                task=group.task,
+                seed=draw_seed("train", seed, group.number, group.task),
+                sample=sample,
+                group=group.number,
+                split=world.settings.split,
+                category=self._sources[group.env].tasks[group.task],
+                env=group.env,
+            )
+            for sample in range(self.config.num_generations)
+        ]
+
+    def _returns(self, episodes: Sequence[Trajectory]) -> list[float]:
+        """The returns of the episodes that are trained on, as algorithms see them."""
+        return [
+            self.overlong.shaped_return(t) for t in episodes if t.outcome in self._trained_outcomes
+        ]
 
     def _env_of(self, trajectory: Trajectory) -> int:
         """The number of an episode's environment."""
         return self.env_ids.index(trajectory.env)
 
-    def _record(self, played: StepEpisodes, seconds: float) -> None:
+    def _record(self, batch: Batch, seconds: float) -> None:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
         The metrics cover the episodes of all processes, so that all processes decide alike.
         """
-        light = [without_tokens(t) for t in played.trajectories]
-        discarded = [without_tokens(t) for t in played.discarded]
         step = self.state.global_step
-        everything = [*played.trajectories, *played.discarded]
-        own = StepTokens.of(everything, step, self.episodes.dropped, seconds)
-        # Judged here, since a penalty on long episodes depends on their tokens.
-        shares: list[StepShare] = gathered(
-            StepShare(
-                light, discarded, own,
-                self._judged(played.trajectories),
-                self._judged(played.discarded),
-                [self.episodes.overlong.of(t) for t in played.trajectories if t.tokens],
-            )
-        )  # fmt: skip
-        everyone = [t for share in shares for t in share.trained]
-        replaced = [t for share in shares for t in share.discarded]
-        tokens = StepTokens.of_all([share.tokens for share in shares])
-        figures = step_metrics(everyone, tokens, replaced)
-        groups = [group for share in shares for group in share.trained_groups]
-        figures["informative_groups"] = mean([informs for _, _, informs in groups])
-        of_envs = [env_metrics(everyone, replaced, env) for env in self.env_ids]
-        if len(self.env_ids) > 1:
-            for number, (env, found) in enumerate(zip(self.env_ids, of_envs, strict=True)):
-                figures |= {f"{name}/{env}": value for name, value in found.items()}
-                informed = [informs for of, _, informs in groups if of == number]
-                figures[f"informative_groups/{env}"] = mean(informed)
+        share = StepShare.of(batch, step, seconds, self.overlong.of)
+        whole = Step(gathered(share), self.config.num_generations)
+        figures = whole.metrics(self.env_ids)
         if self.config.overlong_tokens:
-            figures["overlong_penalty"] = mean([p for share in shares for p in share.penalties])
-        if self.episodes.contrast is not None:
-            others = [group for share in shares for group in share.discarded_groups]
-            for number, task, informs in [*groups, *others]:
-                self.episodes.contrast.observe(number, task, informs)
+            figures["overlong_penalty"] = mean([p for each in whole.shares for p in each.penalties])
         self.add_metrics(figures)
+        for group in (*whole.trained, *whole.rejected, *whole.dropped):
+            self.sampler.observe(group)
+        everyone = [t for group in whole.trained for t in group.episodes]
         if self.accelerator.is_main_process:
             self._starts = self.store.append_trajectories("train", everyone)
-        if tokens.not_finite:
+        if whole.not_finite:
             raise not_finite(
                 self,
-                f"the log-probability of {tokens.not_finite} of {tokens.sampled} tokens that were "
+                f"the log-probability of {whole.not_finite} of {whole.sampled} tokens that were "
                 f"sampled for step {step + 1} is not finite",
             )
+        replaced = [t for group in whole.rejected for t in group.episodes]
         check_lost(
             [*everyone, *replaced], step, self.config.limits.max_lost_rate, self._resume_command
         )
-        for world, found in zip(self.step_worlds, of_envs, strict=True):
-            world.horizon.observe(step, found["success"])
+        for number, world in enumerate(self.step_worlds):
+            world.horizon.observe(step, whole.metrics_in(number)["success"])
+
+    def save_rollouts(self, folder: Path) -> None:
+        """Write what fills the next batches to a checkpoint's folder. A collective."""
+        folder.mkdir(parents=True, exist_ok=True)
+        own = (self.accelerator.process_index, self.accelerator.num_processes)
+        self.worlds.run(self.rollouts.save(folder, *own))
+        if self.accelerator.is_main_process:
+            (folder / _SAMPLER).write_bytes(self._sampler_state())
+        gathered(None)
+
+    def load_rollouts(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        if not (folder / _SAMPLER).is_file():
+            logger.warning("%s is of an earlier version: the tasks are drawn anew", folder)
+            return
+        state = msgspec.json.decode((folder / _SAMPLER).read_bytes())
+        self.draws = state["draws"]
+        self.sampler.load(state["sampler"])
+        self.rollouts.load(folder, self.accelerator.process_index, self.accelerator.num_processes)
 
     def _resume_command(self) -> str:
         return resume_command(self.store.path, self.config.as_dict())
 
-    def _judged(self, trajectories: Sequence[Trajectory]) -> list[tuple[int, str, bool]]:
-        """(environment, task, whether it is informative) of each of this process's groups."""
-        return [
-            (self._env_of(group[0]), group[0].task, self.episodes.is_informative(group))
-            for group in self.episodes.groups(trajectories)
-        ]
-
 
 class StepState(TrainerCallback):
-    """Saves and loads what an RL step needs beyond the policy: critic, tasks, running episodes."""
+    """Saves and loads what an RL step needs beyond the policy: critic, tasks and episodes."""
 
     def __init__(self, trainer: RLTrainer) -> None:
         self.checkpoint: str | None = None
@@ -365,10 +426,7 @@ class StepState(TrainerCallback):
         folder = Path(self.checkpoint)
         if trainer.step_advantages.critic is not None:
             trainer.step_advantages.critic.load(folder)
-        if trainer.episodes.contrast is not None:
-            trainer.episodes.contrast.load(folder)
-        if trainer.config.async_steps:
-            trainer.async_rollouts.load(folder, trainer.accelerator.process_index)
+        trainer.load_rollouts(folder)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -377,11 +435,13 @@ class StepState(TrainerCallback):
         trainer, folder = self._trainer, checkpoint_folder(args, state)
         if trainer.step_advantages.critic is not None:
             trainer.step_advantages.critic.save(folder)
-        if trainer.episodes.contrast is not None and state.is_world_process_zero:
-            trainer.episodes.contrast.save(folder)
-        if trainer.config.async_steps:
-            trainer.async_rollouts.save(folder, trainer.accelerator.process_index)
-            gathered(None)
+        trainer.save_rollouts(folder)
+
+
+async def _use_device(device: torch.device) -> None:
+    """Let collectives in the event loop's thread use this process's device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def grpo_config(config: RLConfig, store: RunStore) -> GRPOConfig:
@@ -406,6 +466,8 @@ def check_rl(config: RLConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
     algorithm = make_algorithm(config.algorithm)
     make_loss(config.algorithm, algorithm)
+    object_of("sampler", config.sampler, SAMPLERS, TaskSampler, "next")
+    object_of("admission", config.admission, GATES, AdmissionGate)
     check_arguments("trainer_args", config.trl_args, GRPOConfig)
     lora_config(config.lora)
     if config.beta:

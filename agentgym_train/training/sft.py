@@ -23,8 +23,8 @@ from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.adapters import adapters_for, lora_config
 from agentgym_train.models.setup import evaluating
 from agentgym_train.training.loss import likelihood_loss
+from agentgym_train.training.row_order import row_order
 from agentgym_train.training.rows import TokenRows
-from agentgym_train.training.task_order import row_order
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 from agentgym_train.training.trl_values import shared_values
 

@@ -16,7 +16,9 @@ import msgspec
 
 from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.trajectory import Trajectory, Turn
+from agentgym_train.rollout.buffer import Batch
 from agentgym_train.rollout.episode import INVALID
+from agentgym_train.rollout.groups import Group
 
 
 class TooManyLost(AgentGymError, RuntimeError):
@@ -27,26 +29,36 @@ StepMetrics = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class StepTokens:
-    """Counts of a step's sampled tokens; the tokens stay in the process that sampled them."""
+class StepShare:
+    """What a process tells the others about its part of a step; its tokens stay with it."""
 
+    trained: list[Group]
+    """Their episodes are without tokens, as those of `rejected`."""
+    rejected: list[Group]
+    dropped: list[Group]
+    """Without episodes."""
+    penalties: list[float]
+    """`overlong_tokens`' of each trained episode."""
     sampled: int
-    """Sampled tokens of the episodes that are not lost, those of replaced groups included."""
+    """Sampled tokens of the episodes that are not lost, those of rejected groups included."""
     behind: int
     """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
-    dropped: int
-    """Episodes that were started and dropped before their end."""
     seconds: float
     """Time the step waited for its episodes."""
-    not_finite: int = 0
+    not_finite: int
     """Sampled tokens whose log-probability is not finite."""
 
     @classmethod
     def of(
-        cls, trajectories: Sequence[Trajectory], step: int, dropped: int, seconds: float
-    ) -> StepTokens:
-        """The counts of one process."""
-        rows = [row for t in trajectories if teaches(t.outcome) for row in t.rows]
+        cls,
+        batch: Batch,
+        step: int,
+        seconds: float,
+        penalty: Callable[[Trajectory], float] = lambda _: 0.0,
+    ) -> StepShare:
+        """The share of one process; `penalty` is that on a long episode."""
+        played = [t for group in (*batch.trained, *batch.rejected) for t in group.episodes]
+        rows = [row for t in played if teaches(t.outcome) for row in t.rows]
         sampled = [
             (version, logprob)
             for row in rows
@@ -55,73 +67,89 @@ class StepTokens:
             )
             if trained
         ]
-        not_finite = sum(not math.isfinite(logprob) for _, logprob in sampled)
-        behind = sum(step - version for version, _ in sampled)
-        return cls(len(sampled), behind, dropped, seconds, not_finite)
-
-    @classmethod
-    def of_all(cls, shares: Sequence[StepTokens]) -> StepTokens:
-        """The counts of all processes."""
         return cls(
-            sum(share.sampled for share in shares),
-            sum(share.behind for share in shares),
-            sum(share.dropped for share in shares),
-            max(share.seconds for share in shares),
-            sum(share.not_finite for share in shares),
+            [_without_tokens(group) for group in batch.trained],
+            [_without_tokens(group) for group in batch.rejected],
+            batch.dropped,
+            [penalty(t) for group in batch.trained for t in group.episodes if t.tokens],
+            len(sampled),
+            sum(step - version for version, _ in sampled),
+            seconds,
+            sum(not math.isfinite(logprob) for _, logprob in sampled),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class StepShare:
-    """What a process tells the others about its part of a step."""
+class Step:
+    """A step on all processes."""
 
-    trained: list[Trajectory]
-    """Without tokens."""
-    discarded: list[Trajectory]
-    """Of groups that were replaced; without tokens."""
-    tokens: StepTokens
-    trained_groups: list[tuple[int, str, bool]]
-    """(environment, task, whether it is informative) of each group."""
-    discarded_groups: list[tuple[int, str, bool]]
-    penalties: list[float]
-    """`overlong_tokens`' of each trained episode."""
+    shares: Sequence[StepShare]
+    group_size: int
+
+    @property
+    def trained(self) -> list[Group]:
+        """The groups that are trained on."""
+        return [group for share in self.shares for group in share.trained]
+
+    @property
+    def rejected(self) -> list[Group]:
+        """The groups that others were played for."""
+        return [group for share in self.shares for group in share.rejected]
+
+    @property
+    def dropped(self) -> list[Group]:
+        """The groups that grew too old."""
+        return [group for share in self.shares for group in share.dropped]
+
+    @property
+    def sampled(self) -> int:
+        """Sampled tokens of the episodes that are not lost."""
+        return sum(share.sampled for share in self.shares)
+
+    @property
+    def not_finite(self) -> int:
+        """Sampled tokens whose log-probability is not finite."""
+        return sum(share.not_finite for share in self.shares)
+
+    def metrics(self, envs: Sequence[str]) -> StepMetrics:
+        """The step's metrics; those of each environment, too, if there are several."""
+        trained, rejected = self.trained, self.rejected
+        figures = self.metrics_in(None) | {
+            "sampled_tokens": float(self.sampled),
+            "staleness": sum(share.behind for share in self.shares) / max(1, self.sampled),
+            "dropped": float(len(self.dropped) * self.group_size),
+            "rollout_seconds": max(share.seconds for share in self.shares),
+        }
+        episodes = [t for group in trained for t in group.episodes]
+        for outcome, count in Counter(t.outcome for t in episodes).items():
+            figures[f"outcome/{outcome}"] = count / len(episodes)
+        for reason, count in Counter(group.rejected for group in rejected).items():
+            figures[f"rejected/{reason}"] = float(count)
+        if len(envs) > 1:
+            for number, env in enumerate(envs):
+                found = self.metrics_in(number)
+                found["episodes"] = float(sum(t.env == env for t in episodes))
+                figures |= {f"{name}/{env}": value for name, value in found.items()}
+        return figures
+
+    def metrics_in(self, env: int | None) -> StepMetrics:
+        """The metrics that need no tokens in one environment, or in all; NaN where it has none.
+
+        Means exclude lost episodes. Episodes of rejected groups count in `success`, since the
+        others are not a fair sample, in `env_steps`, and among the lost and the retried.
+        """
+        trained = [group for group in self.trained if env in (None, group.env)]
+        rejected = [group for group in self.rejected if env in (None, group.env)]
+        own = [t for group in trained for t in group.episodes]
+        discarded = [t for group in rejected for t in group.episodes]
+        return _episode_metrics(own, discarded) | {
+            "informative_groups": mean([group.is_informative for group in trained])
+        }
 
 
-def step_metrics(
-    trajectories: Sequence[Trajectory],
-    tokens: StepTokens,
-    discarded: Sequence[Trajectory] = (),
-) -> dict[str, float]:
-    """The metrics of a step's episodes of all processes; means exclude lost episodes.
-
-    `discarded` are episodes of groups that were replaced. They count in `success`, since the other
-    groups are not a fair sample, in `env_steps`, and among the lost and the retried.
-    """
-    figures = episode_metrics(trajectories, discarded) | {
-        "sampled_tokens": float(tokens.sampled),
-        "staleness": tokens.behind / max(1, tokens.sampled),
-        "dropped": float(tokens.dropped),
-        "rollout_seconds": tokens.seconds,
-    }
-    for outcome, count in Counter(t.outcome for t in trajectories).items():
-        figures[f"outcome/{outcome}"] = count / len(trajectories)
-    return figures
-
-
-def env_metrics(
-    trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory], env: str
-) -> dict[str, float]:
-    """The metrics of a step's episodes in one environment; NaN where it has none."""
-    own = [t for t in trajectories if t.env == env]
-    return episode_metrics(own, [t for t in discarded if t.env == env]) | {
-        "episodes": float(len(own)),
-    }
-
-
-def episode_metrics(
+def _episode_metrics(
     trajectories: Sequence[Trajectory], discarded: Sequence[Trajectory]
-) -> dict[str, float]:
-    """The metrics of episodes in one environment or in all, which need no tokens."""
+) -> StepMetrics:
     played = [*trajectories, *discarded]
     kept = [t for t in trajectories if teaches(t.outcome)]
     figures = {
@@ -179,9 +207,10 @@ def check_lost(
     )
 
 
-def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """The episode without its tokens, which is small enough to store for every step."""
-    return msgspec.structs.replace(trajectory, tokens=None, further_rows=[])
+def _without_tokens(group: Group) -> Group:
+    """The group without its tokens, which is small enough to store for every step."""
+    light = [msgspec.structs.replace(t, tokens=None, further_rows=[]) for t in group.episodes]
+    return msgspec.structs.replace(group, episodes=light)
 
 
 def mean(values: Sequence[float]) -> float:

@@ -50,7 +50,7 @@ def main() -> None:
     complete = check.agentgym(
         "train", "starter:textcraft/quickstart.yaml", f"output_dir={run}", f"steps={steps}",
         "prompts_per_step=4", "num_generations=4", "minibatches_per_rollout=1",
-        "resampling_ratio=0", "horizon=[4]", "eval.before=false", "eval.after=false",
+        "admission=all", "horizon=[4]", "eval.before=false", "eval.after=false",
     )  # fmt: skip
     watch.over.set()
     watch.join()

@@ -91,7 +91,7 @@ SETTINGS = {
     ),
     "textcraft": Setting(
         HERE.parent / "train" / "textcraft" / "quickstart.yaml", (),
-        ("minibatches_per_rollout=1", "resampling_ratio=0", "sampler=uniform", "steps=108",
+        ("minibatches_per_rollout=1", "admission=all", "sampler=uniform", "steps=108",
          "horizon.every=36", "save_every=20",
          "learning_rate=5e-4", "trainer_args={lr_scheduler_type: linear}"),
         textcraft_rows, {SAME: 5e-4, EXPERT: 1.5e-3},

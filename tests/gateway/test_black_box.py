@@ -27,11 +27,9 @@ from agentgym_train.config.read import config_from
 from agentgym_train.data.collect import collect
 from agentgym_train.data.collection import CollectConfig, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
-from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.runner import RolloutRunner
-from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.step_metrics import TooManyLost
 from tests.gateway.test_gateway import Says
 from tests.train.small import save_tiny_policy, textcraft_tokenizer, tiny_model
@@ -293,37 +291,18 @@ def test_an_open_quote_in_a_command_is_a_wrong_setting(model):
 
 
 @pytest.mark.slow
-def test_no_call_of_an_agent_is_sampled_while_the_trainer_computes(model, tmp_path, monkeypatch):
-    """Episodes that are carried over go on by themselves: only the gateway can hold them."""
-    state = {"updates": False, "sampled": 0, "meanwhile": 0}
-    sampled, played = HFEngine._sample_turns, RLTrainer.play
-
-    def sample(engine):
-        state["sampled"] += 1
-        before = state["updates"]
-        try:
-            return sampled(engine)
-        finally:
-            state["meanwhile"] += before or state["updates"]
-
-    def play_step(trainer, step):
-        state["updates"] = False
-        rows = played(trainer, step)
-        state["updates"] = step + 1 < 8
-        return rows
-
-    monkeypatch.setattr(HFEngine, "_sample_turns", sample)
-    monkeypatch.setattr(RLTrainer, "play", play_step)
+def test_agents_go_on_while_the_trainer_computes(model, tmp_path):
     args = RLConfig(
-        model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[12], steps=8,
+        model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), horizon=[12], steps=6,
         prompts_per_step=2, num_generations=2, turn_max_tokens=24, max_tokens=900, instruction="",
-        agent="callable:black_boxes:plain", oversampling_ratio=3.0, unfinished_groups="carry",
+        agent="callable:black_boxes:plain", max_policy_age=2,
         eval={"before": False, "after": False},
     )  # fmt: skip
     with AgentTrainer(args=args, console=QUIET) as trainer:
         trainer.train()
-    assert state["sampled"] > 2
-    assert state["meanwhile"] == 0
+    rows, _ = RunStore.open(tmp_path / "run").metrics()
+    assert [row["lost"] for row in rows] == [0] * 6
+    assert rows[0]["staleness"] == 0 and all(0 < row["staleness"] <= 2 for row in rows[1:])
 
 
 def test_a_program_elsewhere_takes_the_episodes(model, tmp_path):

@@ -13,7 +13,7 @@ from tests.train.small import tiny_model
 
 SHORT = [
     "starter:textcraft/quickstart.yaml", "steps=2", "prompts_per_step=2", "num_generations=4",
-    "eval.before=false", "eval.after=false", "resampling_ratio=1", "trainer_args.warmup_steps=0",
+    "eval.before=false", "eval.after=false", "admission=informative", "trainer_args.warmup_steps=0",
 ]  # fmt: skip
 
 

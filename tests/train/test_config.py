@@ -192,7 +192,7 @@ def test_numbers_in_mappings_are_checked_too():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"importance_sampling": "tokens"}, {"unfinished_groups": "keep"},
+        {"importance_sampling": "tokens"}, {"admission": "most"},
         {"keep_tokens": "everything"}, {"eval": {"after": "no"}}, {"horizon": None},
         {"horizon": 3.5},
         {"env_kwargs": 3}, {"wrappers": "a:B"}, {"trainer_args": 3}, {"lora": 3}, {"agent": 3},

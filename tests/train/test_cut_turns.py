@@ -31,7 +31,6 @@ from agentgym_train.runs.agent_evol import _demonstrations
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
-from agentgym_train.training.step_metrics import StepTokens, step_metrics
 from agentgym_viewer.index import Index
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.query import played
@@ -44,6 +43,7 @@ from tests.train.test_eval_report import PLAN
 from tests.train.test_eval_report import episode as evaluated
 from tests.train.test_openai_chat import Endpoint, client
 from tests.train.test_preference import failed
+from tests.train.test_step_figures import metrics_of, share
 from tests.viewer.viewing import episode, small_run
 
 
@@ -91,7 +91,7 @@ async def test_a_plan_and_a_response_without_an_action_are_cut_too(make_host):
         make_host(), [long] * 9, agent="react", action_format="react", turn_max_tokens=8
     )
     assert cuts(found) == [True] * 3 and all(t.action == "" for t in found.turns)
-    row = step_metrics([found], StepTokens(1, 0, 0, 1.0))
+    row = metrics_of(share(found))
     assert (row["cut_turns"], row["env_steps"]) == (1.0, 0), "the world saw none of them"
 
 

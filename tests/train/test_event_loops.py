@@ -235,3 +235,42 @@ async def test_a_loop_that_waits_meanwhile_goes_on_with_its_tasks():
     assert run_async(asyncio.sleep(0, "ours")) == "ours"
     await turned(task.done)
     assert done == [1]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_task_that_exits_the_program_ends_the_call_and_the_runner_can_be_closed(between):
+    async def exits():
+        raise SystemExit(7)
+
+    def call():
+        with LoopRunner() as runner:
+            if between:
+                runner.run_between_calls()
+            with pytest.raises(SystemExit):
+                runner.run(exits())
+            return runner.run(asyncio.sleep(0, "goes on"))
+
+    assert in_loop(call) == "goes on"
+    if between:
+        assert call() == "goes on"
+
+
+def test_tasks_go_on_between_calls_if_asked_to():
+    done = threading.Event()
+
+    async def begin():
+        asyncio.get_running_loop().call_later(0.01, done.set)
+
+    with LoopRunner() as runner:
+        runner.run_between_calls()
+        runner.run(begin())
+        assert done.wait(60)
+
+
+def test_a_runner_that_nobody_closes_does_not_keep_the_program_alive():
+    code = (
+        "import asyncio; from agentgym_train.event_loop import LoopRunner; r = LoopRunner(); "
+        "r.run_between_calls(); print(r.run(asyncio.sleep(0, 'done')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr

@@ -24,7 +24,7 @@ EVALUATED = {"env": TEXTCRAFT, "eval": {"horizon": 8, "before": False}, "steps":
 # Entropy has a gradient whatever is played, so one step more is other weights.
 RL = {**EVALUATED, "save_every": 2, "entropy_bonus": 0.01}
 CHANGES = {
-    "rl, one step ahead": {**RL, "async_steps": 1},
+    "rl, all the time": {**RL, "max_policy_age": 1},
     "rl, lora": {**RL, "lora": {"r": 4}},
     "dpo": EVALUATED,
 }
@@ -132,7 +132,7 @@ def test_a_finished_run_that_is_trained_further_is_the_longer_run(tmp_path, kind
     ):
         status, output = finish(Command(*words))
         assert status == 0, output
-    if kind == "rl, one step ahead":
+    if kind == "rl, all the time":
         # At its last step a run samples nothing ahead: the next rollout is of newer weights.
         assert weights(run) != weights(long)
         return

@@ -25,7 +25,7 @@ from agentgym_train.runs.launch import launch_if_asked
 from agentgym_train.runs.place import ASKED, Place, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.small import merged
-from tests.train.test_async_rollouts import MORE_SIGNAL
+from tests.train.test_policy_age import MORE_SIGNAL
 from tests.train.test_run import write_config
 from waiting import until
 

@@ -12,7 +12,6 @@ from agentgym_train.rollout.actors import ExpertActor
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from tests.train.inprocess import SilentWorld, Waiting, rollouts
-from waiting import LEAP_S
 from worlds import Trouble
 
 NEVER = asyncio.Event()
@@ -94,34 +93,6 @@ async def test_a_sampled_turn_that_the_world_left_unanswered_keeps_its_tokens(ma
     (turn,) = cut.turns
     assert (turn.response, turn.action, turn.observation, turn.reward) == ("1", "1", "", 0.0)
     assert len(cut.tokens.turn_ends) == 1
-
-
-async def test_while_traffic_rests_no_call_is_under_way_and_no_deadline_passes(
-    make_host, leap_when
-):
-    engine = Waiting(wrong_then(3), lambda prompt, turn: None)
-    loop = rollouts(make_host(), engine.actors(), episode_timeout_s=60.0)
-    playing = asyncio.create_task(loop.collect([EpisodeSpec("5", s) for s in range(4)], 9))
-    while loop.concurrency_limits.turns < 4:
-        await asyncio.sleep(0)
-    await loop.concurrency_limits.pause()
-    turns = loop.concurrency_limits.turns
-    assert engine.under_way == 0
-    over = asyncio.Event()
-    asyncio.get_running_loop().call_later(LEAP_S, over.set)
-    leap_when(lambda: True, asyncio.get_running_loop())
-    await over.wait()  # so that the deadlines would be over
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert (engine.under_way, loop.concurrency_limits.turns, playing.done()) == (0, turns, False)
-    engine.version = 1
-    loop.concurrency_limits.resume()
-    played = await playing
-    assert {(t.outcome, t.attempts) for t in played} == {("success", 1)}
-    versions = [v for t in played for v in t.tokens.versions if v >= 0]
-    assert set(versions) == {0, 1} and all(
-        v == sorted(v) for t in played if (v := [x for x in t.tokens.versions if x >= 0])
-    )
 
 
 async def test_a_cancelled_episode_leaves_no_session(make_host):

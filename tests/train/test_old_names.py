@@ -27,7 +27,9 @@ RL = {
     "method": "rl", "env_sampling": "weight", "task_sampling": "uniform", "normalize_per_env": True,
     "horizon": [30], "algorithm": "grpo", "algorithm_args": {}, "engine": "hf", "engine_args": {},
     "agent": "plain", "gateway": {}, "entropy_floor": None, "reset_reference_every": 0,
-    "max_lost_rate": 0.5, "compile": False, "warmup_steps": 0, "trainer_args": {},
+    "async_steps": 0, "oversampling_ratio": 0.0, "unfinished_groups": "drop", "max_staleness": 4,
+    "resampling_ratio": 0.0, "max_lost_rate": 0.5, "compile": False, "warmup_steps": 0,
+    "trainer_args": {},
     **STAGED, **EVAL, **CORRECTION, **LIMITS,
 }  # fmt: skip
 """What an earlier version wrote, all of it defaults."""
@@ -72,6 +74,12 @@ def test_the_defaults_of_an_earlier_version_are_those_of_today():
          {"type": "vllm", "servers": ["http://a"]}),
         ({"engine": "vllm_server"}, "engine", "vllm"),
         ({"task_sampling": "contrast"}, "sampler", "contrast"),
+        ({"resampling_ratio": 2.0}, "admission", {"type": "informative", "budget": 2.0}),
+        ({"async_steps": 1}, "max_policy_age", 1),
+        ({"oversampling_ratio": 0.5, "unfinished_groups": "carry", "max_staleness": 3},
+         "max_policy_age", 3),
+        ({"oversampling_ratio": 0.5}, "max_policy_age", 1),
+        ({"max_staleness": 3, "unfinished_groups": "carry"}, "max_policy_age", 0),
         ({"compile": True, "warmup_steps": 3, "trainer_args": {"optim": "sgd"}}, "trainer_args",
          {"optim": "sgd", "torch_compile": True, "warmup_steps": 3}),
         ({"importance_sampling_correction": "geometric", "importance_sampling_band": 1.2},

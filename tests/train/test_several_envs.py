@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +17,12 @@ from transformers import TrainerCallback
 import hosting
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
-from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Turn
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
 from agentgym_train.config.read import config_from, method_config, read_config, stored_config
-from agentgym_train.config.worlds import World, file_name
+from agentgym_train.config.worlds import file_name
 from agentgym_train.data.collection import FilteredEpisodes
 from agentgym_train.data.datasets import SFTDataset
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -34,8 +32,6 @@ from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizo
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.next_steps import next_learning_commands
 from agentgym_train.runs.run import evaluate_worlds, stored_report
-from agentgym_train.training.sampler import StepSampler, StepWorld
-from agentgym_train.training.task_order import TaskEpochs, envs_of_step
 from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
@@ -45,128 +41,6 @@ TEXTCRAFT = "agentgym/TextCraft-v0"
 NEEDED = {"model": "hub/id", "output_dir": "x"}
 BOTH = [{"env": TEXTCRAFT, "weight": 3.0}, {"env": hosting.GUESS}]
 QUIET = Console(quiet=True)
-
-
-def test_each_environment_has_its_share_of_every_step_rounded_up_or_down():
-    weights = [3.0, 1.0, 0.5]
-    counts = Counter()
-    for seed in range(4000):
-        drawn = envs_of_step(weights, 8, seed)
-        assert drawn == envs_of_step(weights, 8, seed) and len(drawn) == 8
-        for env, weight in enumerate(weights):
-            exact = 8 * weight / sum(weights)
-            assert int(exact) <= drawn.count(env) <= int(exact) + 1
-        counts.update(drawn)
-    for env, weight in enumerate(weights):
-        assert counts[env] / 32000 == pytest.approx(weight / sum(weights), abs=0.005)
-
-
-def test_an_epoch_has_every_task_once_wherever_it_is_entered():
-    tasks = list("abcde")
-    whole = TaskEpochs(tasks, 3, seed=3).take(0, 20)
-    for epoch in range(4):
-        assert sorted(whole[5 * epoch : 5 * epoch + 5]) == tasks
-    assert whole[:5] != whole[5:10]
-    assert [t for i in range(0, 20, 3) for t in TaskEpochs(tasks, 3, 3).take(i, 3)][:20] == whole
-
-
-def test_no_step_names_a_task_twice_where_an_epoch_ends():
-    for count in (6, 7, 12, 50):
-        sequence = TaskEpochs([str(i) for i in range(count)], 3, seed=count).take(0, 40 * count)
-        for first in range(len(sequence) - 3):
-            assert len(set(sequence[first : first + 3])) == 3
-    assert TaskEpochs(["a"], 4, seed=0).take(0, 3) == ["a"] * 3
-
-
-def sampler(worlds, rank=0, processes=1, **changes):
-    envs = [{"env": f"x/E{i}-v0", "servers": ["http://e"], "weight": world.settings.weight}
-            for i, world in enumerate(worlds)]  # fmt: skip
-    config = config_from({**NEEDED, "envs": envs, "prompts_per_step": 4, "num_generations": 2,
-                          **changes})  # fmt: skip
-    return StepSampler(config, worlds, rank=rank, processes=processes)
-
-
-def world(name, tasks, weight=1.0):
-    known = TaskSet({"train": [f"{name}{i}" for i in range(tasks)]})
-    runner = SimpleNamespace(tasks=known, concurrency_limits=None)
-    settings = World(env=f"x/{name}-v0", split="train", weight=weight)
-    return StepWorld(settings, runner, SimpleNamespace(), Fixed(3))
-
-
-def test_a_group_stays_in_its_environment_and_each_goes_through_its_own_tasks():
-    worlds = [world("a", 7), world("b", 3, weight=0.5)]
-    steps = [sampler(worlds).tasks(step) for step in range(30)]
-    for drawn in steps:
-        for first, second in zip(drawn[::2], drawn[1::2], strict=True):
-            assert first == second and first.task.startswith("ab"[first.env])
-    for env, count in enumerate((7, 3)):
-        order = [draw.task for drawn in steps for draw in drawn[::2] if draw.env == env]
-        for epoch in range(len(order) // count):
-            assert len(set(order[epoch * count : (epoch + 1) * count])) == count
-    # A resumed run, and several processes, draw the same.
-    again = sampler(worlds).tasks(17)
-    assert again == steps[17]
-    shares = [sampler(worlds, rank, 2).tasks(17) for rank in range(2)]
-    assert shares[0] + shares[1] == steps[17]
-
-
-def test_environments_that_still_teach_are_drawn_more_often():
-    worlds = [world("a", 50), world("b", 50)]
-    episodes = sampler(
-        worlds, sampler={"type": "contrast", "tasks": False, "envs": True}, prompts_per_step=8
-    )
-    before = Counter(draw.env for step in range(50) for draw in episodes.tasks(step)[::2])
-    assert before[0] == before[1]
-    for number in range(40):
-        episodes.contrast.observe(0, f"a{number}", informative=False)
-        episodes.contrast.observe(1, f"b{number}", informative=number % 2 == 0)
-    after = Counter(draw.env for step in range(50) for draw in episodes.tasks(step)[::2])
-    assert after[0] < after[1] / 4 and after[0] > 0, "and none is forgotten"
-    for step in range(20):
-        groups = episodes.tasks(step)[::2]
-        assert len(set(groups)) == len(groups), "a step names a task once"
-
-
-def test_further_groups_are_of_tasks_that_no_process_has():
-    worlds = [world("a", 30), world("b", 30)]
-    for step in range(40):
-        every, further = set(), []
-        for rank in range(2):
-            episodes = sampler(worlds, rank, 2, resampling_ratio=1.0)
-            tasks = episodes.tasks(step)
-            every.update(tasks)
-            for group in episodes._further_groups(4, step, without=tasks):
-                further.append((group[0].env, group[0].task))
-                assert len({(start.env, start.task) for start in group}) == 1
-        assert len(set(further)) == len(further) == 8
-        assert not {(draw.env, draw.task) for draw in every} & set(further)
-
-
-def test_a_group_is_replaced_by_one_of_its_own_environment(monkeypatch):
-    """All groups of one environment are equal in return; those of the other are not."""
-    worlds = [world("a", 30), world("b", 30)]
-    episodes = sampler(worlds, resampling_ratio=3.0)
-    played = []
-
-    def play(starts, step, horizons, version):
-        played.append([start.env for start in starts])
-        first = len(played) == 1
-        return [
-            SimpleNamespace(env=start.env, value=start.sample if start.env or not first else 0)
-            for start in starts
-        ]
-
-    monkeypatch.setattr(episodes, "_played", play)
-    monkeypatch.setattr(
-        episodes, "is_informative", lambda group: len({each.value for each in group}) > 1
-    )
-    for step in range(10):
-        played.clear()
-        envs = [draw.env for draw in episodes.tasks(step)]
-        found = episodes.play(step, [3, 3], 0)
-        assert [each.env for each in found.trajectories] == envs
-        assert all(set(more) == {0} for more in played[1:])
-        assert 0 not in envs or len(played) > 1
 
 
 def mixed_step():
@@ -197,7 +71,6 @@ def test_whitening_is_within_an_environment_and_group_baselines_are_unchanged(na
     [
         ({"envs": [*BOTH, {"env": "textcraft"}]}, "TextCraft-v0 is twice in envs"),
         ({"envs": BOTH, "env": "textcraft"}, "name the environments with envs, or one"),
-        ({"envs": BOTH, "oversampling_ratio": 0.5}, "oversampling_ratio cannot be combined"),
         ({"envs": [{"env": TEXTCRAFT, "wieght": 2}]}, "wieght"),
         ({"envs": [{"env": TEXTCRAFT, "weight": 0}]}, "weight is above 0, got 0"),
         ({"envs": [{"env": TEXTCRAFT, "horizon": [9, 5]}]}, "TextCraft-v0 in envs: .*increase"),
@@ -519,8 +392,8 @@ def test_a_run_in_two_environments_reports_each_and_resumes_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [
-    {"resampling_ratio": 1.0, "sampler": {"type": "contrast", "tasks": True, "envs": True}},
-    pytest.param({"async_steps": 1, "max_staleness": 2}, marks=pytest.mark.slow),
+    {"admission": "informative", "sampler": {"type": "contrast", "tasks": True, "envs": True}},
+    pytest.param({"max_policy_age": 2}, marks=pytest.mark.slow),
     pytest.param({"algorithm": "ppo", "prompts_per_step": 2}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_steps_without_an_environment_and_other_options_work(tmp_path, changes):

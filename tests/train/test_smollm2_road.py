@@ -97,7 +97,7 @@ def test_smollm2_takes_the_whole_road(tmp_path, capsys):
 
     sft = run(
         tmp_path / "sft", method="sft", model=str(model), data=[str(demonstrations)], unique=False,
-        rows_per_step=8, steps=14, learning_rate=1e-3, warmup_steps=3,
+        rows_per_step=8, steps=14, learning_rate=1e-3, trainer_args={"warmup_steps": 3},
     )  # fmt: skip
     assert has_adapters(sft.path / "model")
     before, after = played(model, every=2), played(sft.path / "model")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.training.step_metrics import StepTokens, step_metrics, without_tokens
+from agentgym_train.rollout.buffer import Batch
+from agentgym_train.rollout.groups import Group
+from agentgym_train.training.step_metrics import Step, StepShare
 
 
 def episode(*versions, outcome="success", further=()) -> Trajectory:
@@ -20,27 +22,46 @@ def episode(*versions, outcome="success", further=()) -> Trajectory:
     )  # fmt: skip
 
 
+def share(*episodes, rejected=(), dropped=0, step=5, seconds=1.5, env=0):
+    """What one process says of a step with one group of these episodes."""
+    old = [Group(0, "old") for _ in range(dropped)]
+    replaced = [Group(0, "t", episodes=list(rejected), rejected="dull")] if rejected else []
+    return StepShare.of(
+        Batch([Group(env, "t", episodes=list(episodes))], replaced, old), step, seconds
+    )
+
+
+def metrics_of(*shares, envs=("e",)):
+    return Step(shares, group_size=2).metrics(envs)
+
+
 def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
     played = [episode(3, -1, 5, further=[[5, 5]]), episode(1, outcome="engine_lost")]
-    tokens = StepTokens.of(played, 5, dropped=2, seconds=1.5)
-    assert tokens == StepTokens(sampled=4, behind=2, dropped=2, seconds=1.5)
-    both = StepTokens.of_all([tokens, StepTokens(4, 0, 1, 2.5)])
-    figures = step_metrics(played, both)
-    assert (figures["staleness"], figures["dropped"], figures["rollout_seconds"]) == (0.25, 3, 2.5)
+    own = share(*played, dropped=1)
+    assert (own.sampled, own.behind, own.seconds) == (4, 2, 1.5)
+    figures = metrics_of(own, share(*[episode(5)] * 4, seconds=2.5))
+    assert (figures["staleness"], figures["dropped"], figures["rollout_seconds"]) == (0.25, 2, 2.5)
     assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 1)
 
 
 def test_replaced_episodes_are_counted_where_they_cost_something():
     kept, lost = [episode(0), episode(0)], episode(0, outcome="environment_lost")
     lost = msgspec.structs.replace(lost, attempts=3)
-    figures = step_metrics(kept, StepTokens(2, 0, 0, 1.0), [lost, episode(0)])
-    assert (figures["lost"], figures["retried"]) == (1, 1)
+    figures = metrics_of(share(*kept, rejected=[lost, episode(0)]))
+    assert (figures["lost"], figures["retried"], figures["rejected/dull"]) == (1, 1, 1)
     assert figures["outcome/success"] == 1
 
 
+def test_metrics_of_an_environment_are_its_own_and_nothing_where_it_has_no_group():
+    figures = metrics_of(share(episode(0), env=0), envs=("e", "other"))
+    assert (figures["success/e"], figures["episodes/e"], figures["episodes/other"]) == (0, 1, 0)
+    assert figures["success/other"] != figures["success/other"]
+
+
 def test_what_a_long_run_keeps_has_no_tokens():
-    light = without_tokens(episode(0, further=[[0]]))
-    assert light.rows == [] and light.outcome == "success"
+    own = share(episode(0, further=[[0]]), rejected=[episode(0)])
+    assert [t.rows for group in (*own.trained, *own.rejected) for t in group.episodes] == [[], []]
+    assert own.trained[0].episodes[0].outcome == "success"
 
 
 def test_only_turns_that_the_environment_answered_are_steps():
@@ -52,5 +73,5 @@ def test_only_turns_that_the_environment_answered_are_steps():
         Turn("act", "open", ""),
     ]
     played = msgspec.structs.replace(episode(1), turns=turns)
-    row = step_metrics([played], StepTokens(1, 0, 0, 1.0))
+    row = metrics_of(share(played))
     assert row["turns"] == 5 and row["env_steps"] == 2

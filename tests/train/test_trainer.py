@@ -16,11 +16,11 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import EngineLost, ScriptedEngine
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.policy import Policy
+from agentgym_train.rollout.samplers import TaskSource, UniformSampler
 from agentgym_train.rollout.worlds import open_worlds
 from agentgym_train.training.batch import rollout_output
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.step_metrics import TooManyLost
-from agentgym_train.training.task_order import tasks_of_step
 from agentgym_train.training.trl_rollout import trajectory_reward
 from tests.train.small import textcraft_tokenizer, tiny_model
 
@@ -31,7 +31,10 @@ LEARNING_RATE = 0.5
 
 def first_task() -> str:
     """The task that the run's seed draws for step 0."""
-    return tasks_of_step(worlds.Guess.tasks.split("train"), RLConfig().seed, 0, 1)[0]
+    sampler = UniformSampler()
+    tasks = dict.fromkeys(worlds.Guess.tasks.split("train"))
+    sampler.begin([TaskSource(hosting.GUESS, 1.0, tasks)], RLConfig().seed)
+    return sampler.next()[1]
 
 
 def train_one_step(tmp_path, script, **changes):
@@ -169,7 +172,7 @@ def test_lost_episodes_that_were_replaced_are_lost_all_the_same(tmp_path):
     # The first group is lost, in three attempts each; the one that replaces it is informative.
     script = guesses(list("123456"), lost=set(range(12)))
     with pytest.raises(TooManyLost, match="4 of 8 episodes were lost at step 0"):
-        train_one_step(tmp_path, script, resampling_ratio=1.0, limits={"max_lost_rate": 0.4})
+        train_one_step(tmp_path, script, admission="informative", limits={"max_lost_rate": 0.4})
 
 
 def test_a_step_that_loses_no_more_than_it_may_goes_on_and_counts_them(tmp_path):

@@ -69,6 +69,8 @@ NAMED = {
         "project": "victim",
         "model_init_kwargs": {"code": "evil/code"},
     },
+    "sampler": {"type": "evil:Tasks", "path": "/tmp/x"},
+    "admission": "evil:Gate",
     "lora": {"megatron_core": "antigravity", "corda_config": {"cache_file": "victim"}},
 }
 PLACES = [
@@ -80,7 +82,7 @@ PLACES = [
     "trainer_args.report_to", "trainer_args.push_to_hub", "trainer_args.model_init_kwargs.code",
     "lora.megatron_core", "lora.corda_config.cache_file", "agent.type", "agent.address_file",
     "agent.host", "agent.port", "engine.weights_dir", "engine.nccl_address", "trainer_args.project",
-    "horizon.type", "envs[1].horizon.type",
+    "horizon.type", "envs[1].horizon.type", "sampler.type", "admission",
     "wrappers[1].scale",
 ]  # fmt: skip
 PLAIN = {
@@ -89,6 +91,7 @@ PLAIN = {
     "algorithm": {"type": "ppo", "lam": 0.9},
     "horizon": {"type": "stepwise", "turns": [4, 8], "every": 7},
     "sampler": {"type": "contrast", "envs": True},
+    "admission": {"type": "informative", "budget": 2, "max_tokens": 900},
     "attention": "flash_attention_2",
     "model": "org/model",
     "instruction": "Answer with one action: see http://example.com",

@@ -245,12 +245,11 @@ def test_an_environment_that_is_lost_under_a_wrapper_is_lost_and_no_failure_of_t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["two processes", "async_steps", "carried groups"])
+@pytest.mark.parametrize("how", ["two processes", "max_policy_age"])
 def test_wrappers_apply_however_the_episodes_are_collected(how, tmp_path):
     changes = {
         "two processes": {},
-        "async_steps": {"async_steps": 1},
-        "carried groups": {"oversampling_ratio": 0.5, "unfinished_groups": "carry"},
+        "max_policy_age": {"max_policy_age": 1},
     }[how]
     config = write_config(
         tmp_path, steps=2, horizon=[2], eval={"before": False, "after": False},

@@ -98,6 +98,9 @@ class VLLMColocateEngine:
 
         await self._between_turns(load)
 
+    def keep_own_weights(self) -> None:
+        """Does nothing: vLLM has its own."""
+
     async def sleep(self) -> None:
         """Free the device's memory for the trainer; the next update allocates it again."""
 

@@ -119,6 +119,9 @@ class VLLMServerEngine:
         if failed is not None:
             raise EngineLost(failed)
 
+    def keep_own_weights(self) -> None:
+        """Does nothing: the servers have their own."""
+
     async def sleep(self) -> None:
         """Does nothing: the servers have their own memory."""
 
