@@ -10,6 +10,7 @@ import msgspec
 
 from agentgym_env.errors import TEACHES, ConfigError
 from agentgym_train.config.checks import (
+    AboveZero,
     AtLeastOne,
     Count,
     NonNegative,
@@ -60,11 +61,21 @@ class GeometricCorrection(TokenCorrection):
     its inverse."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedCorrection(TokenCorrection):
+    """The same, without the tokens where the policy has already moved as the advantage asks."""
+
+    epsilon: AboveZero = 0.2
+    """How far the policy may move from the one that sampled: a weight of 1 + epsilon, or of 1 -
+    epsilon where the advantage is negative."""
+
+
 CORRECTIONS: Final[dict[str, type[NoCorrection | TokenCorrection]]] = {
     "auto": TokenCorrection,
     "off": NoCorrection,
     "token": TokenCorrection,
     "geometric": GeometricCorrection,
+    "clipped": ClippedCorrection,
 }
 """Type of `importance_sampling` -> its settings."""
 
@@ -130,8 +141,10 @@ class RLConfig(RunConfig):
     and policy_timeout. Others are excluded from the loss and from baselines, as lost ones are."""
     importance_sampling: Typed = "auto"
     """Weight sampled tokens by the trainer's probability over the engine's: `off`; `token`, at most
-    `cap`; `geometric`, also excluding the episodes whose mean is outside `band`; or `auto`, which
-    is `token` for engines that compute differently. `{type: geometric, cap: 3, band: 1.05}`."""
+    `cap`; `geometric`, also excluding the episodes whose mean is outside `band`; `clipped`, also
+    excluding tokens where the policy has moved by more than `epsilon` already; or `auto`, which is
+    `clipped` with a `max_policy_age`, and else `token` for engines that compute differently.
+    `{type: geometric, cap: 3, band: 1.05}`."""
     prompts_per_step: Positive = 8
     """P: tasks per step, over all processes. A step is a rollout and the updates with it."""
     num_generations: Annotated[int, msgspec.Meta(ge=2)] = 8
@@ -190,12 +203,14 @@ class RLConfig(RunConfig):
                 raise ConfigError(f"{world.env} in envs: {error}") from error
 
     @property
-    def correction(self) -> tuple[Any, float, float]:
-        """(type, cap, band) of the importance sampling."""
+    def correction(self) -> dict[str, Any]:
+        """The importance sampling: kind, most, band and epsilon."""
         kind = type_of(self.importance_sampling)
-        found = asdict(chosen("importance_sampling", self.importance_sampling, CORRECTIONS))
-        settings = GeometricCorrection(**found)
-        return kind, settings.cap, settings.band
+        found = chosen("importance_sampling", self.importance_sampling, CORRECTIONS)
+        values = asdict(found)
+        if "cap" in values:
+            values["most"] = values.pop("cap")
+        return {"kind": "clipped" if kind == "auto" and self.max_policy_age else kind, **values}
 
     @property
     def stages(self) -> list[int]:

@@ -123,7 +123,11 @@ class StepAdvantages:
             self._update_critic(batch, rows, own, every, shares, numbers)
         self.per_token = found
         if self._corrects:
-            found = found * self._ratios(own)
+            ratios = self._ratios(own)  # (B, V)
+            clipped = self._correction.clipped(ratios, found)  # (B, V)
+            if self._correction.kind == "clipped":
+                self.metrics["importance/clipped"] = float(clipped[own.trained].float().mean())
+            found = found * ratios.masked_fill(clipped, 0.0)
         return rows.to_rows(found, batch.ids)
 
     def _update_critic(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["auto", "off", "token", "geometric"]
+Kind = Literal["auto", "off", "token", "geometric", "clipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,10 @@ class ImportanceSampling:
       TRL and verl), or
     - `geometric`: the same, and 0 in an episode where the geometric mean of the tokens' weights is
       above `band` or below 1 / `band`. A mean does not depend on the episode's length, unlike the
-      product: docs/training.md compares them.
+      product: docs/training.md compares them; or
+    - `clipped`: the weights of `token`, and 0 where the policy has already moved by more than
+      `epsilon` towards what the advantage asks for, which is where PPO's clipped objective
+      (arXiv:1707.06347) has no gradient. Without it, old samples push the policy on and on.
 
     `auto` is `off` if the engine samples with the trainer's own model, and `token` otherwise.
     """
@@ -32,10 +35,13 @@ class ImportanceSampling:
     kind: Kind = "auto"
     most: float = 3.0
     band: float = 1.05
+    epsilon: float = 0.2
 
     def is_needed(self, engine_is_exact: bool) -> bool:
         """Whether the trainer has to score the engine's samples."""
-        return self.kind in ("token", "geometric") or (self.kind == "auto" and not engine_is_exact)
+        return self.kind in ("token", "geometric", "clipped") or (
+            self.kind == "auto" and not engine_is_exact
+        )
 
     def ratios(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> Tensor:
         """(B, T) importance weights from (B, T) log-probabilities; 1 off the mask."""
@@ -46,6 +52,13 @@ class ImportanceSampling:
             kept = (mean.abs() <= math.log(self.band)).to(weights.dtype)  # (B,)
             weights = torch.where(mask, weights * kept[:, None], 1.0)
         return weights
+
+    def clipped(self, ratios: Tensor, advantages: Tensor) -> Tensor:
+        """(B, T) bool, whether the policy has moved far enough from the one that sampled."""
+        if self.kind != "clipped":
+            return torch.zeros_like(ratios, dtype=torch.bool)
+        rises = (advantages > 0) & (ratios > 1 + self.epsilon)
+        return rises | ((advantages < 0) & (ratios < 1 - self.epsilon))
 
     def metrics(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
         """The shares of tokens that are excluded and truncated, and the effective sample size.

@@ -174,7 +174,7 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             group_size=config.num_generations,
             trained=self._trained_outcomes,
             pad_id=int(policy.tokenizer.pad_token_id),
-            correction=ImportanceSampling(*config.correction),
+            correction=ImportanceSampling(**config.correction),
             engine_is_exact=policy.engine.is_exact and not config.max_policy_age,
             minibatches=config.minibatches_per_rollout,
             epochs=config.epochs_per_rollout,
