@@ -41,7 +41,16 @@ WORLDS: dict[str, tuple[Path, list[str]]] = {
     ),
 }
 """World -> its config, and what is changed in it."""
-AGES = (0, 2)
+ARMS: dict[str, tuple[str, list[str], dict[str, int]]] = {
+    "0": ("max_policy_age 0", ["max_policy_age=0"], {}),
+    "2": ("max_policy_age 2", ["max_policy_age=2"], {}),
+    "2t": (
+        "max_policy_age 2, importance_sampling token",
+        ["max_policy_age=2", "importance_sampling=token"],
+        {"courier": 0, "tower": 3},
+    ),
+}
+"""Arm -> its name, what is changed in it, and its seeds, where they are not all."""
 ROADS = (("synchronous", 0), ("max_policy_age 1", 1), ("max_policy_age 2", 2))
 T_975 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 """Degrees of freedom -> 97.5 % quantile of Student's t."""
@@ -131,31 +140,33 @@ def update_s(row: dict[str, float]) -> float:
 
 
 def success(seeds: int) -> dict[str, Any]:
-    """Success on held-out tasks by world and age, and the differences by seed."""
+    """Success on held-out tasks by world and arm, and the differences by seed."""
     found: dict[str, Any] = {}
     for seed in range(seeds):
         for world, (config, changes) in WORLDS.items():
-            for age in AGES:
-                path = RUNS / f"{world}-{age}-{seed}"
-                before = "eval.before=true" if age == seed == 0 else "eval.before=false"
-                train(config, path, [*changes, before, f"seed={seed}", f"max_policy_age={age}"])
+            for arm, (name, words, most) in ARMS.items():
+                if seed >= most.get(world, seeds):
+                    continue
+                path = RUNS / f"{world}-{arm}-{seed}"
+                before = "eval.before=true" if arm == "0" and seed == 0 else "eval.before=false"
+                train(config, path, [*changes, before, f"seed={seed}", *words])
                 rows, summary = metrics(path), json.loads((path / "summary.json").read_text())
-                of = found.setdefault(world, {}).setdefault(f"max_policy_age {age}", {})
+                of = found.setdefault(world, {}).setdefault(name, {})
                 of.setdefault("success", []).append(round(summary["success_after"], 4))
                 of.setdefault("staleness", []).append(mean(rows, "staleness"))
                 of.setdefault("dropped_per_step", []).append(mean(rows, "dropped"))
-                if age == seed == 0:
+                if summary.get("success_before") is not None:
                     found[world]["before"] = round(summary["success_before"], 4)
                 print(path.name, of["success"][-1], of["staleness"][-1], flush=True)
-    for world, of in found.items():
-        base = of[f"max_policy_age {AGES[0]}"]["success"]
-        for age in AGES[1:]:
-            own = of[f"max_policy_age {age}"]
-            gaps = [a - b for a, b in zip(own["success"], base, strict=True)]
-            half = T_975[len(gaps) - 1] * statistics.stdev(gaps) / math.sqrt(len(gaps))
-            own["minus_synchronous"] = round(statistics.mean(gaps), 4)
-            own["interval_half_width"] = round(half, 4)
-        print(world, of, flush=True)
+    base = ARMS["0"][0]
+    for of in found.values():
+        for name, own in of.items():
+            if name not in (base, "before"):
+                pairs = zip(own["success"], of[base]["success"], strict=False)
+                gaps = [a - b for a, b in pairs]
+                half = T_975[len(gaps) - 1] * statistics.stdev(gaps) / math.sqrt(len(gaps))
+                own["minus_synchronous"] = round(statistics.mean(gaps), 4)
+                own["interval_half_width"] = round(half, 4)
     return {"seeds": seeds, "worlds": found}
 
 

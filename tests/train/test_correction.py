@@ -13,6 +13,7 @@ from agentgym_train.training.importance_sampling import ImportanceSampling, drif
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 pytestmark = pytest.mark.usefixtures("guess_server")
+NEEDED = {"model": "hub/id", "env": "textcraft", "output_dir": "x"}
 TRAINER = torch.tensor([[-1.0, -2.0, -9.0], [-0.5, -0.5, -7.0]])
 ENGINE = torch.tensor([[-1.5, -1.0, -1.0], [-0.5, -3.0, -1.0]])
 MASK = torch.tensor([[True, True, False], [True, True, False]])
@@ -32,6 +33,35 @@ def test_by_the_geometric_mean_an_episode_counts_as_by_token_or_not_at_all():
     assert (
         ImportanceSampling("geometric", 2.0, 1.2).ratios(TRAINER, ENGINE, MASK)[MASK] == 0
     ).all()
+
+
+def test_clipped_is_the_gradient_of_ppos_objective_relative_to_the_policy_that_sampled():
+    draws = torch.Generator().manual_seed(0)
+    engine = -torch.rand((8, 50), generator=draws)
+    trainer = (engine + 0.3 * torch.randn((8, 50), generator=draws)).requires_grad_()
+    advantages = torch.randn((8, 50), generator=draws)
+    mask = torch.ones_like(advantages).bool()
+    ratio = (trainer - engine).exp()
+    objective = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    (wanted,) = torch.autograd.grad(objective.sum(), trainer)
+    found = ImportanceSampling("clipped", most=9.0, epsilon=0.2)
+    weights = found.ratios(trainer.detach(), engine, mask)
+    clipped = found.clipped(weights, advantages)
+    assert torch.allclose(advantages * weights.masked_fill(clipped, 0.0), wanted, atol=1e-6)
+    assert 0.1 < clipped.double().mean() < 0.9
+    assert not ImportanceSampling("token").clipped(weights, advantages).any()
+
+
+def test_old_samples_are_clipped_unless_the_config_says_otherwise():
+    def kind(**changes):
+        return config_from({**NEEDED, **changes}).correction["kind"]
+
+    assert kind() == "auto" and kind(max_policy_age=1) == "clipped"
+    assert kind(max_policy_age=1, importance_sampling="token") == "token"
+    own = {"type": "clipped", "epsilon": 0.1, "cap": 2}
+    assert config_from({**NEEDED, "importance_sampling": own}).correction == {
+        "kind": "clipped", "most": 2, "epsilon": 0.1,
+    }  # fmt: skip
 
 
 def test_a_mean_excludes_no_long_episode_that_it_would_keep_short():
