@@ -90,6 +90,11 @@ class Trajectory(Struct, frozen=True, omit_defaults=True):
         return [] if self.tokens is None else [self.tokens, *self.further_rows]
 
     @property
+    def longest_context(self) -> int:
+        """Tokens of the longest row, its prompt included; 0 without tokens."""
+        return max((len(r.prompt_ids) + len(r.completion_ids) for r in self.rows), default=0)
+
+    @property
     def reward(self) -> float:
         """The sum of the steps' rewards."""
         return sum(turn.reward for turn in self.turns)

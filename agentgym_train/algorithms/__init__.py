@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, Final
 
-from agentgym_env.entry_points import load_named
-from agentgym_env.errors import BadRequest, ConfigError
+from agentgym_env.errors import ConfigError
 from agentgym_train.algorithms.base import Algorithm, LossSettings, TokenBatch
 from agentgym_train.algorithms.gae import (
     PPO,
@@ -29,6 +28,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePPBaseline,
 )
 from agentgym_train.config.checks import Typed, check_keys, made, type_and_fields
+from agentgym_train.config.own_class import imported
 
 __all__ = [
     "ALGORITHMS",
@@ -122,7 +122,4 @@ def _imported(name: str) -> Any:
             f"unknown algorithm {name!r}; choose from {', '.join(ALGORITHMS)}, or write "
             "package.module:Class"
         )
-    try:
-        return load_named(name)
-    except (BadRequest, ImportError) as error:
-        raise ConfigError(f"cannot import the algorithm {name!r}: {error}") from error
+    return imported(name, f"the algorithm {name!r}")

@@ -35,6 +35,14 @@ def object_of(
         ) from error
 
 
+def imported(name: str, described: str) -> Any:
+    """What `package.module:Class` names; a `ConfigError` calls it as it is described."""
+    try:
+        return load_named(name)
+    except (BadRequest, ImportError) as error:
+        raise ConfigError(f"cannot import {described}: {error}") from error
+
+
 def _own(key: str, name: str, kinds: Mapping[str, Any], base: type, needs: str) -> Any:
     """The user's class."""
     if ":" not in name:
@@ -42,10 +50,7 @@ def _own(key: str, name: str, kinds: Mapping[str, Any], base: type, needs: str) 
             f"{key} has no type {name!r:.80}; choose from {', '.join(kinds)}, or write "
             "package.module:Class"
         )
-    try:
-        kind = load_named(name)
-    except (BadRequest, ImportError) as error:
-        raise ConfigError(f"cannot import {name!r} of {key}: {error}") from error
+    kind = imported(name, f"{name!r} of {key}")
     if base not in getattr(kind, "__mro__", ()):
         raise ConfigError(
             f"{name} is not for {key}; write `class {name.rpartition(':')[2]}({base.__name__})` "

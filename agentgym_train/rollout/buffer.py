@@ -109,7 +109,7 @@ class RolloutBuffer:
         self._dropped += aged
         self._unreplaced &= Counter(group.env for group in self._rejected if self._is_new(group))
         held = len(self._queue) + len(self._running) + self._ready
-        return max(0, self._room_for(self._last) + self._further - held)
+        return max(0, self._room + self._further - held)
 
     async def take(self, draws: Sequence[Group], horizons: Sequence[int]) -> Batch:
         """Play and wait until the step is full; `horizons` are the turns in each environment."""
@@ -201,13 +201,15 @@ class RolloutBuffer:
         """Whether the step may train on it."""
         return self._next - group.oldest <= self._max_age
 
-    def _room_for(self, last: int) -> int:
-        """Groups that the steps can use whose weights are new enough, up to step `last`."""
-        return max(0, min(self._version + self._max_age, last) - self._next + 1) * self._wanted
+    @property
+    def _room(self) -> int:
+        """Groups that the steps can use whose weights are new enough."""
+        last = min(self._version + self._max_age, self._last)
+        return max(0, last - self._next + 1) * self._wanted
 
     def _start(self) -> None:
         """Begin groups while there is room."""
-        room = self._room_for(self._last) - self._ready - len(self._running)
+        room = self._room - self._ready - len(self._running)
         for _ in range(room):
             ready = (g for g in self._queue if not self._max_age or self._has_slots(g.env))
             if (group := next(ready, None)) is not None:
@@ -244,8 +246,7 @@ class RolloutBuffer:
             step=group.version, instruction=world.policy.instruction, on_episode=ended,
         )  # fmt: skip
         group.returns = self._returns(group.episodes)
-        rows = [row for trajectory in group.episodes for row in trajectory.rows]
-        group.tokens = max((len(r.prompt_ids) + len(r.completion_ids) for r in rows), default=0)
+        group.tokens = max((t.longest_context for t in group.episodes), default=0)
         reason = self._gate.admit(group)
         if reason is not None and not (isinstance(reason, str) and reason):
             raise ConfigError(

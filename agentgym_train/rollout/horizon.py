@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from agentgym_env.entry_points import load_named
-from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_train.config.checks import Positive, ShareAboveZero, check_fields, check_keys
+from agentgym_train.config.own_class import imported
 
 Turns = int | str | list[int] | dict[str, Any]
 """Maximum turns per episode, as in a config: a number, one per stage, or a mapping with `type`,
@@ -321,10 +321,7 @@ def _called(name: Any, values: Mapping[str, Any]) -> Callable[[int], int]:
             f"horizon has no type {name!r:.80}; choose from {', '.join(SCHEDULES)}, or write "
             "package.module:Class"
         )
-    try:
-        make = load_named(name)
-    except (BadRequest, ImportError) as error:
-        raise ConfigError(f"cannot import the horizon schedule {name!r}: {error}") from error
+    make = imported(name, f"the horizon schedule {name!r}")
     if not callable(make):
         raise ConfigError(
             f"the horizon schedule {name!r} is a {type(make).__name__}; name a class or a function"

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from agentgym_env.actions import ActionFormat
-from agentgym_env.entry_points import load_named
-from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_env.wire import EnvCard
 from agentgym_train.config.checks import type_of
@@ -20,6 +19,7 @@ from agentgym_train.config.engines import (
     OwnEngine,
     ServerSettings,
 )
+from agentgym_train.config.own_class import imported
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.models.loading import end_ids, load_policy
@@ -221,10 +221,7 @@ def _own_engine(
     settings: OwnEngine, model: Any, tokenizer: Any, max_tokens: int
 ) -> GenerationEngine:
     """The user's engine, whose code may fail in any way."""
-    try:
-        kind = load_named(settings.name)
-    except (BadRequest, ImportError) as error:
-        raise ConfigError(f"cannot import the engine {settings.name!r}: {error}") from error
+    kind = imported(settings.name, f"the engine {settings.name!r}")
     try:
         engine: GenerationEngine = kind(model, tokenizer, max_tokens=max_tokens, **settings.fields)
     except AgentGymError:

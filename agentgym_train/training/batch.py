@@ -131,9 +131,7 @@ class OverlongPenalty:
         """The penalty of an episode, from 0 to 1."""
         if not self.zone:
             return 0.0
-        longest = max(
-            (len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows), default=0
-        )
+        longest = trajectory.longest_context
         return min(1.0, max(0.0, (longest - self.limit + self.zone) / self.zone))
 
     def shaped_return(self, trajectory: Trajectory) -> float:

@@ -382,8 +382,9 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         check_lost(
             [*everyone, *replaced], step, self.config.limits.max_lost_rate, self._resume_command
         )
-        for number, world in enumerate(self.step_worlds):
-            world.horizon.observe(step, whole.metrics_in(number)["success"])
+        several = len(self.step_worlds) > 1
+        for world in self.step_worlds:
+            world.horizon.observe(step, figures[f"success/{world.env}" if several else "success"])
 
     def save_rollouts(self, folder: Path) -> None:
         """Write what fills the next batches to a checkpoint's folder. A collective."""
