@@ -90,10 +90,8 @@ def train(
     with lock, prepared(values, here.processes) as worlds:
         with lean_imports():
             from agentgym_train.runs import methods
-        if resume is None:
-            status = methods.start(values, console, worlds, here.processes)
-        else:
-            status = methods.resume(resume, values, console, worlds, here.processes)
+        resumes = resume is not None
+        status = methods.run(values, console, worlds, here.processes, resumes=resumes)
     raise typer.Exit(status)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -195,13 +195,20 @@ class AgentEvolConfig(RunConfig):
             success=world.min_reward is None, min_reward=world.min_reward, unique=True
         )
 
-    def sft_config(self, model: str, output_dir: str) -> SFTConfig:
-        """The settings of an iteration's fine-tuning."""
+    def sft_config(
+        self, model: str, output_dir: str, *, evaluates_before: bool = False
+    ) -> SFTConfig:
+        """The settings of the SFT run of an iteration; the first one evaluates the base policy."""
         shared = {f.name for f in fields(SFTConfig)} & {f.name for f in fields(self)}
-        own = {"method", "env", "envs", "env_kwargs", "temperature"}
+        own = {"method", "env", "env_kwargs", "servers", "temperature"}
         values = {name: getattr(self, name) for name in shared - own}
-        values |= {"model": model, "output_dir": output_dir, "servers": []}
-        values |= {"data": self.data or ["explored"]}
+        values |= {
+            "model": model,
+            "output_dir": output_dir,
+            "data": self.data or ["explored"],
+            "envs": [world.only_evaluated() for world in self.worlds],
+            "eval": replace(self.eval, before=self.eval.before and evaluates_before),
+        }
         name = f"{Path(self.output_dir).name}-{Path(output_dir).name}"
         values["trainer_args"] = {"run_name": name, **self.trainer_args}
         return SFTConfig(**values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from agentgym_env.errors import ConfigError
@@ -105,6 +105,10 @@ class World(Settings):
     def stages(self) -> list[int]:
         """The horizon of each stage, in turns; empty if no episodes are played to learn from."""
         return stages_of(self.horizon)
+
+    def only_evaluated(self) -> World:
+        """The environment without what concerns the episodes that are played to learn from."""
+        return replace(self, **_DEFAULTS)
 
     @property
     def known_id(self) -> str:

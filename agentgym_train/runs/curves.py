@@ -1,162 +1,94 @@
-"""The curves of a run, curves.png, by method; loads matplotlib only to draw them."""
+"""The curves of a run, curves.png; loads matplotlib only to draw them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-from agentgym_env.run_store import RunStore
-from agentgym_train.config.learn import AgentEvolConfig
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMOOTHED_OVER = 10
-"""Steps of the plot's moving average."""
+SMOOTHED_OVER: Final = 10
+"""Steps of the moving average."""
+
+Rows = Sequence[Mapping[str, Any]]
+"""The metrics of a run, by step."""
 
 
-def plot(store: RunStore, title: str) -> Path | None:
-    """Plot reward, success and horizon over the steps as PNG; None if nothing was trained."""
-    rows, _ = store.metrics()
-    return _save(figure_of(rows, title), store.path) if rows else None
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One of the plots above each other: metrics with the label of each, and the axis."""
+
+    axis: str
+    """Label of the axis."""
+    curves: Mapping[str, str]
+    """Metric -> its label."""
+    is_share: bool = False
+    """Whether the axis is from 0 to 1."""
+    smooths: bool = True
+    """Whether a moving average is drawn over the values."""
 
 
-def figure_of(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """The plot of an RL run. Rewards outside 0 to 1 have a separate axis.
-
-    Where groups were replaced, success includes them and the reward does not.
-    """
-    from matplotlib.figure import Figure
-
-    steps = [row["step"] for row in rows]
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+def panels_of(rows: Rows) -> list[Panel]:
+    """Reward and success of an RL run, in one panel if both are between 0 and 1, and its turns."""
     rewards = [row["reward"] for row in rows]
-    of_reward = upper if min(rewards) >= 0 and max(rewards) <= 1 else upper.twinx()
-    # Reward is dashed and on top: with a reward for success only the two lines coincide.
+    # Where groups were replaced, success includes them and the reward does not.
     replaced = any(row.get("discarded_env_steps") for row in rows)
     of_all, of_kept = (", all groups", ", groups trained on") if replaced else ("", "")
-    drawn = []
-    for axis, name, color, dashes, of in (
-        (upper, "success", "#00798c", "-", of_all),
-        (of_reward, "reward", "#d1495b", "--", of_kept),
-    ):
-        drawn += _smoothed(axis, rows, name, color, dashes, label=name + of)
-    for number, name in enumerate(n for n in rows[-1] if n.startswith("success/")):
-        known = [row for row in rows if row.get(name) is not None]
-        label = name.rpartition("/")[2]
-        drawn += _smoothed(upper, known, name, f"C{number + 1}", ":", label=label)
-    upper.set_ylim(-0.02, 1.02)
-    upper.set_ylabel("mean over the step's episodes")
-    if of_reward is not upper:
-        upper.set_ylabel("success, mean over the step's episodes")
-        of_reward.set_ylabel("reward, mean over the step's episodes")
-        of_reward.spines["top"].set_visible(False)
-    upper.legend(
-        handles=drawn, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2,
-        frameon=False, ncols=2,
-    )  # fmt: skip
-    upper.set_title(title, loc="left")
-    horizons = [row["horizon"] for row in rows]
-    lower.step(steps, horizons, where="post", color="#30343f", label="horizon")
-    lower.plot(steps, [row["turns"] for row in rows], color="#edae49", label="turns taken")
-    lower.set_ylabel("turns")
-    lower.set_xlabel("step (one rollout each)")
-    lower.set_ylim(bottom=0)
-    lower.legend(loc="lower right", frameon=False, ncols=2)
-    _plain_axes(upper, lower)
+    shares = {"success": f"success{of_all}"}
+    shares |= {
+        n: f"success in {n.rpartition('/')[2]}" for n in rows[-1] if n.startswith("success/")
+    }
+    reward = {"reward": f"reward{of_kept}"}
+    label = "mean over the step's episodes"
+    turns = Panel("turns", {"horizon": "horizon", "turns": "turns taken"}, smooths=False)
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        return [Panel(label, shares | reward, is_share=True), turns]
+    return [Panel(label, shares, is_share=True), Panel(label, reward), turns]
+
+
+def plot(rows: Rows, panels: Sequence[Panel], title: str, folder: Path, x: str) -> Path | None:
+    """Write curves.png, with `x` the label of the steps; None if nothing was trained."""
+    if not rows:
+        return None
+    path = folder / "curves.png"
+    figure_of(rows, panels, title, x).savefig(path, dpi=130)
+    return path
+
+
+def figure_of(rows: Rows, panels: Sequence[Panel], title: str, x: str) -> Figure:
+    """The panels above each other."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.8 + 2.4 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    number = 0
+    for axis, panel in zip(axes, panels, strict=True):
+        for metric, label in panel.curves.items():
+            known = [row for row in rows if row.get(metric) is not None]
+            steps, values = [row["step"] for row in known], [row[metric] for row in known]
+            # Success and a reward for success alone coincide, so the later one is dashed.
+            style = {"color": f"C{number}", "linestyle": "--" if metric == "reward" else "-"}
+            if panel.smooths:
+                axis.plot(steps, values, color=f"C{number}", alpha=0.25, linewidth=1)
+                values = smooth(values)
+            axis.plot(steps, values, label=label, **style)
+            number += 1
+        axis.set_ylabel(panel.axis)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+        if panel.is_share:
+            axis.set_ylim(-0.02, 1.02)
+        if len(panel.curves) > 1:
+            axis.legend(frameon=False, fontsize="small")
+    axes[0].set_title(title, loc="left")
+    axes[-1].set_xlabel(x)
     return figure
 
 
-def plot_learning(store: RunStore, title: str, curves: Mapping[str, str]) -> Path | None:
-    """Plot one panel per metric as PNG; None if nothing was trained.
-
-    `curves` maps the name of each metric to the label of its axis.
-    """
-    from matplotlib.figure import Figure
-
-    rows, _ = store.metrics()
-    if not rows:
-        return None
-    figure = Figure(figsize=(8, 2.8 * len(curves)), layout="constrained")
-    axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-    for number, (axis, (name, label)) in enumerate(zip(axes, curves.items(), strict=True)):
-        _smoothed(axis, rows, name, f"C{number}")
-        axis.set_ylabel(label)
-    _plain_axes(*axes)
-    axes[0].set_title(title, loc="left")
-    axes[-1].set_xlabel("optimizer step")
-    return _save(figure, store.path)
-
-
-def plot_iterations(
-    config: AgentEvolConfig,
-    base: Mapping[str, float],
-    rows: Sequence[Mapping[str, Any]],
-    folder: Path,
-) -> Path | None:
-    """Plot success per iteration of AgentEvol, with the base policy as dashed lines."""
-    from matplotlib.figure import Figure
-
-    evaluated = [row for row in rows if "success" in row]
-    if not evaluated:
-        return None
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axis = figure.subplots()
-    steps = [row["step"] for row in evaluated]
-    for number, world in enumerate(config.worlds):
-        values = [success_in(world.env, row) for row in evaluated]
-        axis.plot(steps, values, "o-", color=f"C{number}", label=world.env)
-        if world.env in base:
-            axis.axhline(base[world.env], color=f"C{number}", linestyle="--", linewidth=1)
-    axis.set_xticks(steps)
-    axis.set_xlabel("iteration (dashed: the base policy)")
-    axis.set_ylabel("success on held-out tasks")
-    axis.set_ylim(-0.02, 1.02)
-    axis.legend(frameon=False)
-    axis.set_title(f"AgentEvol, seed {config.seed}", loc="left")
-    _plain_axes(axis)
-    return _save(figure, folder)
-
-
-def success_in(env: str, row: Mapping[str, Any]) -> float:
-    """The success of an iteration in an environment; of one alone it is that of the iteration."""
-    found: float = row.get(f"success/{env}", row.get("success", nan))
-    return found
-
-
-def smooth(values: list[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """The moving average over the last steps."""
     return [fmean(values[max(0, end - SMOOTHED_OVER) : end]) for end in range(1, len(values) + 1)]
-
-
-def _smoothed(
-    axis: Any,
-    rows: Sequence[Mapping[str, Any]],
-    name: str,
-    color: str,
-    dashes: str = "-",
-    label: str | None = None,
-) -> list[Any]:
-    """Draw a metric in a light color and its moving average on top; returns the latter's lines."""
-    steps, values = [row["step"] for row in rows], [row[name] for row in rows]
-    axis.plot(steps, values, color=color, alpha=0.25, linewidth=1)
-    lines: list[Any] = axis.plot(
-        steps, smooth(values), dashes, color=color, linewidth=2, label=label
-    )
-    return lines
-
-
-def _plain_axes(*axes: Any) -> None:
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", alpha=0.25)
-
-
-def _save(figure: Figure, folder: Path) -> Path:
-    path = folder / "curves.png"
-    figure.savefig(path, dpi=130)
-    return path

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import Progress
 from transformers import TrainerCallback
 
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.checks import type_of
-from agentgym_train.config.learn import DPOConfig, SFTConfig
+from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.progress import RolloutBar
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs import agent_evol, run
-from agentgym_train.runs.curves import plot, plot_learning
-from agentgym_train.runs.next_steps import next_commands, next_learning_commands
+from agentgym_train.runs import agent_evol
+from agentgym_train.runs import run as runs
+from agentgym_train.runs.curves import Panel, panels_of
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
 from agentgym_train.runs.summary import last_words, learning_summary, summary
 from agentgym_train.training.callbacks import Shown
@@ -33,31 +31,25 @@ from agentgym_train.training.sft import AgentSFTTrainer, check_sft
 from agentgym_train.training.step_metrics import StepMetrics
 
 
-class Runner(NamedTuple):
-    """What starts and resumes the runs of a method, as `start` and `resume` here."""
-
-    start: Callable[..., int]
-    resume: Callable[..., int]
-    method: Method
-
-
 def method_of(config: RunConfig) -> Method:
     """The parts of a run that depend on the method; AgentEvol's are those of its fine-tuning."""
-    return RUNNERS[config.method].method
+    return METHODS[config.method]
 
 
-def start(config: RunConfig, console: Console, worlds: Worlds, processes: int = 1) -> int:
-    """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
-    runner = RUNNERS[config.method]
-    return runner.start(runner.method, config, console, worlds, processes)
-
-
-def resume(
-    path: Path, config: RunConfig, console: Console, worlds: Worlds, processes: int = 1
+def run(
+    config: RunConfig,
+    console: Console,
+    worlds: Worlds,
+    processes: int = 1,
+    *,
+    resumes: bool = False,
 ) -> int:
-    """Resume an interrupted run where it stopped. Returns the exit status."""
-    runner = RUNNERS[config.method]
-    return runner.resume(runner.method, path, config, console, worlds, processes)
+    """Start a run, or resume an interrupted one where it stopped. Returns the exit status.
+
+    A new run moves an earlier run in its folder aside.
+    """
+    play = agent_evol.run if isinstance(config, AgentEvolConfig) else runs.run
+    return play(method_of(config), config, console, worlds, processes, resumes=resumes)
 
 
 def _prepare_rl(policy: Policy, config: RLConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
@@ -138,64 +130,41 @@ def _text_dpo(row: StepMetrics) -> str:
 
 
 _RL: Final = Method(
+    name="RL",
     check=check_rl,
     prepare=_prepare_rl,
     callbacks=_callbacks_rl,
-    shown=Shown(
-        named_by="success",
-        text=_text_rl,
-    ),
+    shown=Shown(named_by="success", text=_text_rl),
     summary=summary,
-    plot=lambda config, store: plot(
-        store,
-        f"{', '.join(world.env for world in config.worlds)}, {type_of(config.algorithm)}, "
-        f"seed {config.seed}",
-    ),
-    next_commands=next_commands,
+    panels=panels_of,
     last_words=last_words,
 )
 
 _SFT: Final = Method(
+    name="SFT",
     check=check_sft,
     prepare=_prepare_sft,
     callbacks=_callbacks_of_rows,
-    shown=Shown(
-        named_by="mean_token_accuracy",
-        text=_text_sft,
-    ),
+    shown=Shown(named_by="mean_token_accuracy", text=_text_sft),
     summary=learning_summary,
-    plot=lambda config, store: plot_learning(
-        store,
-        f"SFT, seed {config.seed}",
-        {"loss": "loss", "mean_token_accuracy": "token accuracy"},
-    ),
-    next_commands=next_learning_commands,
+    panels=lambda rows: [
+        Panel("loss", {"loss": "loss"}),
+        Panel("token accuracy", {"mean_token_accuracy": "token accuracy"}),
+    ],
 )
 
 _DPO: Final = Method(
+    name="DPO",
     check=check_dpo,
     prepare=_prepare_dpo,
     callbacks=_callbacks_of_rows,
-    shown=Shown(
-        named_by="rewards/accuracies",
-        text=_text_dpo,
-    ),
+    shown=Shown(named_by="rewards/accuracies", text=_text_dpo),
     summary=learning_summary,
-    plot=lambda config, store: plot_learning(
-        store,
-        f"DPO, seed {config.seed}",
-        {
-            "loss": "loss",
-            "rewards/accuracies": "correctly ranked pairs",
-            "rewards/margins": "margin",
-        },
-    ),
-    next_commands=next_learning_commands,
+    panels=lambda rows: [
+        Panel("loss", {"loss": "loss"}),
+        Panel("correctly ranked pairs", {"rewards/accuracies": "pairs"}, is_share=True),
+        Panel("margin", {"rewards/margins": "margin"}),
+    ],
 )
 
-RUNNERS: Final[Mapping[str, Runner]] = {
-    "rl": Runner(run.start, run.resume, _RL),
-    "sft": Runner(run.start, run.resume, _SFT),
-    "dpo": Runner(run.start, run.resume, _DPO),
-    "evolve": Runner(agent_evol.start, agent_evol.resume, _SFT),
-}
+METHODS: Final[Mapping[str, Method]] = {"rl": _RL, "sft": _SFT, "dpo": _DPO, "evolve": _SFT}

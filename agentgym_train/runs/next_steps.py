@@ -10,89 +10,30 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
-from agentgym_env.registry import plain_name
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.files import user_path
 from agentgym_train.config.learn import DPOConfig, SFTConfig
 from agentgym_train.config.policy import HORIZON, SETTINGS_OF_A_RUN, PolicyConfig
-from agentgym_train.config.read import DEFAULT
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.worlds import World, WorldEvalSettings, file_name
+from agentgym_train.config.worlds import World, WorldEvalSettings
 from agentgym_train.training.checkpoints import last_checkpoint
 
 WEAK = 0.05
-"""Success below which the suggestion after SFT is to find out why."""
-_NOTHING_TO_LEARN = (
-    "read five failures. Where next to nothing is solved, RL has no success to learn from: begin "
-    "with a policy that solves some tasks, such as one after SFT"
-)
+"""Success below which the suggestion is to find out why."""
 
 
-def next_commands(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
-    """(command, purpose) of the suggested commands after RL."""
-    run = store.path
-    success = (store.read_json("summary.json") or {}).get("success_after")
-    is_hopeless = success is not None and success < WEAK
-    return [
-        *([(f"agentgym view {run}", _NOTHING_TO_LEARN)] if is_hopeless else []),
-        *(
-            (
-                eval_command(config, w, run, w.split if config.eval.after else w.eval.split),
-                "evaluate the trained policy"
-                + " on another split" * config.eval.after
-                + ", with the wrappers of the training" * bool(w.wrappers),
-            )
-            for w in config.worlds
-        ),
-        *(
-            (
-                f"agentgym eval --env {w.env} --policy expert --split {w.eval.split} "
-                f"--horizon {w.eval.horizon}",
-                "evaluate the oracle",
-            )
-            for w in config.worlds
-        ),
-        *_further(config, store),
-    ]
-
-
-def next_learning_commands(config: SFTConfig | DPOConfig, store: RunStore) -> list[tuple[str, str]]:
-    """(command, purpose) of the suggested commands after SFT or DPO."""
-    run, worlds = store.path, config.worlds
-    if not worlds:  # of the command the user completes the environment
-        own = WorldEvalSettings(split=config.eval.split, horizon=config.eval.horizon or HORIZON)
-        worlds = [World(env="ENV", eval=own)]
+def next_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
+    """(command, purpose) of the suggested commands after a run."""
     results = store.read_json("summary.json") or {}
     success = results.get("success_after")
     if success is not None and success < WEAK:
-        return _after_a_weak_result(config, store, results)
-    several = len(worlds) > 1
-    file = None if several else _rl_config(worlds[0].env)
-    written = shlex.quote(str(file or "rl.yaml"))
-    entries = ", ".join(f"{{env: {w.env}}}" for w in worlds)
-    setting = f"envs: [{entries}]" if several else f"env: {worlds[0].env}"
+        return [_read_failures(config, store, results), *_further(config, store)]
+    was_evaluated = success is not None
     return [
-        *((eval_command(config, w, run, w.eval.split), "evaluate the policy") for w in worlds),
-        *(
-            (
-                f"agentgym collect --env {w.env} --policy {run}/model "
-                f"--split {_split_of_data(config)} "
-                f"--out {run}/model-episodes{f'-{file_name(w.env)}' * several}"
-                f"{policy_options(_in_world(config, w), run)}",
-                "collect its episodes: pairs for method: dpo, or more data for method: sft",
-            )
-            for w in worlds
-        ),
-        (
-            f"agentgym train {written} --model {run}/model --output_dir {run}-rl",
-            "continue with RL"
-            if file
-            else f"continue with RL: write rl.yaml with {setting} (examples/train has some)",
-        ),
+        *(_evaluate(config, world, store.path, was_evaluated) for world in _worlds(config)),
+        *_further(config, store),
+        *([_reinforce(config, store.path)] if isinstance(config, SFTConfig | DPOConfig) else []),
     ]
 
 
@@ -113,20 +54,27 @@ def policy_options(config: RunConfig, run: Path) -> str:
     return "".join(f" {word}" for word in words)
 
 
-def eval_command(config: RunConfig, world: World, run: Path, split: str) -> str:
-    """The command that evaluates the policy of a run in one of its environments."""
+def _evaluate(config: RunConfig, world: World, run: Path, was_evaluated: bool) -> tuple[str, str]:
+    """The command that evaluates the policy in an environment, after training on a new split."""
+    split = world.split if world.split and was_evaluated else world.eval.split
+    own = replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
+    purpose = "evaluate the trained policy"
+    purpose += " on another split" * (split != world.eval.split)
     return (
         f"agentgym eval --env {world.env} --policy {run}/model --split {split} "
-        f"--horizon {world.eval.horizon}{policy_options(_in_world(config, world), run)}"
+        f"--horizon {world.eval.horizon}{policy_options(own, run)}",
+        purpose + ", with the wrappers of the training" * bool(world.wrappers),
     )
 
 
-def _further(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
-    """The command that trains further; none where it would be refused."""
-    has_objects = (store.read_json("run.json") or {}).get("objects")
-    if has_objects or last_checkpoint(store.checkpoints) is None:
+def _further(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
+    """The command that trains further; none where it would be rejected."""
+    metadata = store.read_json("run.json") or {}
+    if metadata.get("objects") or last_checkpoint(store.checkpoints) is None:
         return []
-    command = f"agentgym train --resume {store.path} --steps {2 * config.steps}"
+    rl = isinstance(config, RLConfig)
+    steps = config.steps if rl else (store.read_json("summary.json") or {}).get("steps")
+    command = f"agentgym train --resume {store.path} --steps {2 * max(1, steps or 1)}"
     return [
         (
             command + trust_option(config.as_dict()),
@@ -135,53 +83,31 @@ def _further(config: RLConfig, store: RunStore) -> list[tuple[str, str]]:
     ]
 
 
-def _in_world(config: RunConfig, world: World) -> RunConfig:
-    """The config with the prompt and the wrappers of one of its environments."""
-    return replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
+def _reinforce(config: RunConfig, run: Path) -> tuple[str, str]:
+    """The command that continues with RL, whose config the user writes."""
+    entries = ", ".join(f"{{env: {world.env}}}" for world in _worlds(config))
+    return (
+        f"agentgym train rl.yaml --model {run}/model --output_dir {run}-rl",
+        f"continue with RL: write rl.yaml with envs: [{entries}] (examples/train has some)",
+    )
 
 
-def _split_of_data(config: SFTConfig | DPOConfig) -> str:
-    """The split of the first run whose episodes were learned from; otherwise `train`."""
-    for source in config.data:
-        run = RunStore(user_path(source)).read_json("run.json") or {}
-        settings = run.get("config")
-        if isinstance(settings, dict) and "split" in settings:
-            return str(settings["split"])
-    return "train"
-
-
-def _after_a_weak_result(
-    config: SFTConfig | DPOConfig, store: RunStore, results: Mapping[str, Any]
-) -> list[tuple[str, str]]:
+def _read_failures(
+    config: RunConfig, store: RunStore, results: Mapping[str, Any]
+) -> tuple[str, str]:
     """What to do about a policy that solves next to nothing: RL would learn from no success."""
-    run, after = store.path, results.get("after") or {}
+    after = results.get("after") or {}
     reports = [after] if "cut_turns" in after else list(after.values())
     cut = fmean([report["cut_turns"] or 0.0 for report in reports]) if reports else 0.0
-    longer = f"agentgym train --resume {run} --steps {2 * max(1, results['steps'] or 1)}"
-    return [
-        (
-            f"agentgym view {run}",
-            f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "
-            f"turn_max_tokens={config.turn_max_tokens}",
-        ),
-        (
-            longer + trust_option(config.as_dict()),
-            "train longer, to twice as many steps, or collect more episodes. Begin RL when some "
-            "tasks are solved",
-        ),
-    ]
+    return (
+        f"agentgym view {store.path}",
+        f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "
+        f"turn_max_tokens={config.turn_max_tokens}. Where next to nothing is solved, RL has no "
+        "success to learn from: begin with a policy that solves some tasks, such as one after SFT",
+    )
 
 
-def _rl_config(env: str) -> Path | None:
-    """A config in the working directory that trains by RL in an environment, the first by name."""
-    for path in sorted(Path().glob("*.y*ml")):
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
-            continue  # it is not a config of ours
-        if not isinstance(values, dict):
-            continue
-        named = plain_name(str(values.get("env")))
-        if (values.get("method", DEFAULT), named) == ("rl", plain_name(env)):
-            return path
-    return None
+def _worlds(config: RunConfig) -> list[World]:
+    """The environments of a run; without one, the user completes the command."""
+    own = WorldEvalSettings(split=config.eval.split, horizon=config.eval.horizon or HORIZON)
+    return config.worlds or [World(env="ENV", eval=own)]

@@ -50,6 +50,8 @@ from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.runs.curves import Panel, Rows, plot
+from agentgym_train.runs.next_steps import next_commands
 from agentgym_train.runs.summary import show_end
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
@@ -79,6 +81,7 @@ Notify = Callable[[str], object]
 class Method:
     """The parts of a run that depend on the training method; `config` is the method's config."""
 
+    name: str
     check: Callable[[Any], None]
     """Raise `ConfigError` for values that only the libraries can check, before writing a folder."""
     prepare: Callable[[Policy, Any, Worlds, Notify], MakeTrainer]
@@ -90,52 +93,54 @@ class Method:
     """Which metrics of a step are written and shown."""
     summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
     """summary.json, from the evaluations before and after training."""
-    plot: Callable[[Any, RunStore], Path | None]
-    next_commands: Callable[[Any, RunStore], list[tuple[str, str]]]
-    """(command, purpose) of the suggested next commands."""
+    panels: Callable[[Rows], list[Panel]]
+    """The plots of curves.png."""
     last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
     """Additional messages at the end of a run, if any."""
 
 
-def start(
+def run(
     method: Method,
     config: RunConfig,
     console: Console,
     worlds: Worlds,
     processes: int = 1,
+    *,
+    resumes: bool = False,
 ) -> int:
-    """Start a new run; an earlier run in the folder is moved aside. Returns the exit status."""
+    """Start a run, or resume an interrupted one from its last checkpoint. Returns the exit status.
+
+    A new run moves an earlier run in its folder aside.
+    """
     quiet_libraries()
-    state = join(processes)
-    method.check(config)
-    path = Path(config.output_dir)
+    state, path, checkpoint = join(processes), Path(config.output_dir), None
+    if resumes:
+        checkpoint = checkpoint_of(RunStore.open(path), console)
+    else:
+        method.check(config)
     policy = load_policy_for(config, worlds, state.device)
     config = replace(config, max_tokens=policy.config.max_tokens)
     make_trainer = method.prepare(policy, config, worlds, notifier(console))
-    # All checks have passed: only now move an earlier run.
-    on_main_process(lambda: new_folder(config, path, console))
+    if not resumes:
+        # All checks have passed: only now move an earlier run.
+        on_main_process(lambda: new_folder(config, path, console))
     run = Run(config, method, RunStore.open(path), console, worlds, policy)
-    return run.command(make_trainer, checkpoint=None)
+    try:
+        return interruptible(lambda: run.play(make_trainer, checkpoint), config, console)
+    finally:
+        worlds.run(policy.close())
 
 
-def resume(
-    method: Method,
-    path: Path,
-    config: RunConfig,
-    console: Console,
-    worlds: Worlds,
-    processes: int = 1,
-) -> int:
-    """Resume an interrupted run from its last checkpoint. Returns the exit status."""
-    quiet_libraries()
-    state = join(processes)
-    store = RunStore.open(path)
-    checkpoint = checkpoint_of(store, console)
-    policy = load_policy_for(config, worlds, state.device)
-    config = replace(config, max_tokens=policy.config.max_tokens)
-    make_trainer = method.prepare(policy, config, worlds, notifier(console))
-    run = Run(config, method, store, console, worlds, policy)
-    return run.command(make_trainer, checkpoint)
+def interruptible(play: Callable[[], object], config: RunConfig, console: Console) -> int:
+    """Play a run, and show after Ctrl-C how it is resumed. Returns the exit status."""
+    again = resume_command(Path(config.output_dir), config.as_dict())
+    try:
+        with watching_processes(f"Resume with: {again}"):
+            play()
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. Resume with: [bold]{again}[/]", soft_wrap=True)
+        return INTERRUPTED
+    return 0
 
 
 def checkpoint_of(store: RunStore, console: Console) -> str | None:
@@ -308,19 +313,8 @@ class Run:
     console: Console
     worlds: Worlds
     policy: Policy
-
-    def command(self, make_trainer: MakeTrainer, checkpoint: str | None) -> int:
-        """Play the run and close the engine. Returns the exit status."""
-        again = resume_command(self.store.path, self.config.as_dict())
-        try:
-            with watching_processes(f"Resume with: {again}"):
-                self.play(make_trainer, checkpoint)
-        except KeyboardInterrupt:
-            self.console.print(f"Interrupted. Resume with: [bold]{again}[/]", soft_wrap=True)
-            return INTERRUPTED
-        finally:
-            self.worlds.run(self.policy.close())
-        return 0
+    is_part: bool = False
+    """Whether it is a part of another run, which shows the suggestions itself."""
 
     def play(
         self,
@@ -379,8 +373,12 @@ class Run:
             console.print(category_grid(reports).as_table())
         for words in self.method.last_words(config, store):
             console.print(words, soft_wrap=True)
-        picture = self.method.plot(config, store)
-        show_end(store, picture, self.method.next_commands(config, store), console)
+        rows, _ = store.metrics()
+        envs = [world.env for world in config.worlds]
+        title = f"{', '.join([self.method.name, *envs])}, seed {config.seed}"
+        picture = plot(rows, self.method.panels(rows) if rows else [], title, store.path, "step")
+        commands = [] if self.is_part else next_commands(config, store)
+        show_end(store, picture, commands, console)
 
 
 def evaluate_worlds(

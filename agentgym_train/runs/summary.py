@@ -17,8 +17,8 @@ from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
-from agentgym_train.runs.curves import plot_iterations, success_in
-from agentgym_train.runs.next_steps import eval_command
+from agentgym_train.runs.curves import Panel, plot
+from agentgym_train.runs.next_steps import next_commands
 
 
 def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) -> dict[str, Any]:
@@ -61,26 +61,39 @@ def last_words(config: RLConfig, store: RunStore) -> list[str]:
 def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
     """Write the summary of AgentEvol, and show its table and the next command."""
     rows, _ = store.metrics()
-    worlds = config.worlds
-    before = store.read_json("eval_before.json")
-    reports = {worlds[0].env: before} if before and len(worlds) == 1 else before or {}
-    base = {env: report["success"] for env, report in reports.items()}
-    console.print(_iterations_table(config, base, rows))
-    picture = plot_iterations(config, base, rows, store.path)
+    envs = [world.env for world in config.worlds]
+    first = RunStore(store.path / f"iteration-{rows[0]['step']}")
+    before = first.read_json("eval_before.json")
+    base = {env: r["success"] for env, r in reports_by_env(before, envs).items()}
+    console.print(_iterations_table(envs, base, rows))
+    keys = {f"success/{env}" if len(envs) > 1 else "success": env for env in envs}
+    start = {key: base[env] for key, env in keys.items() if env in base}
+    evaluated = [{"step": rows[0]["step"] - 1, **start}] if start else []
+    evaluated += [row for row in rows if "success" in row]
+    title = f"AgentEvol, {', '.join(envs)}, seed {config.seed}"
+    panel = Panel("success on held-out tasks", keys, is_share=True, smooths=False)
+    picture = plot(evaluated, [panel], title, store.path, "iteration, after the base policy")
     summary = {
         "method": config.method,
         "success_before": fmean(base.values()) if base else None,
-        "success_after": rows[-1].get("success") if rows else None,
+        "success_after": rows[-1].get("success"),
         "train_seconds": _seconds(rows, "train_seconds"),
         "seed": config.seed,
-        "envs": [world.env for world in worlds],
+        "envs": envs,
         "before": before,
         "iterations": rows,
     }
+    if before:
+        store.write_json("eval_before.json", before)
     store.write_json("summary.json", summary)
-    purpose = "evaluate the policy on another split"
-    commands = [(eval_command(config, w, store.path, w.split), purpose) for w in worlds]
-    show_end(store, picture, commands, console)
+    show_end(store, picture, next_commands(config, store), console)
+
+
+def reports_by_env(found: Any, envs: Sequence[str]) -> dict[str, Any]:
+    """Stored reports by environment; of one alone it is stored without its id."""
+    if not found:
+        return {}
+    return {envs[0]: found} if len(envs) == 1 and "success" in found else dict(found)
 
 
 def show_end(
@@ -88,7 +101,8 @@ def show_end(
 ) -> None:
     """Show where the results are, and the suggested commands."""
     console.print(f"Summary: {store.path}/summary.json   Curves: {picture}", soft_wrap=True)
-    console.print("Next steps:")
+    if commands:
+        console.print("Next steps:")
     for command, purpose in commands:
         console.print(f"  [bold]{command}[/]\n      {purpose}", soft_wrap=True, highlight=False)
 
@@ -144,9 +158,8 @@ def _lost_episodes(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _iterations_table(
-    config: AgentEvolConfig, base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+    envs: Sequence[str], base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
 ) -> UncutTable:
-    envs = [world.env for world in config.worlds]
     table = Table(title="AgentEvol: success on held-out tasks")
     for name in ("iteration", "explored", "selected", "learned", *envs):
         table.add_column(name, justify="right")
@@ -154,6 +167,6 @@ def _iterations_table(
         table.add_row("base", "", "", "", *(f"{base[env]:.2f}" for env in envs))
     for row in rows:
         counts = (f"{row[name]:.0f}" for name in ("step", "explored", "kept", "rows"))
-        successes = (f"{success_in(env, row):.2f}" if "success" in row else "" for env in envs)
-        table.add_row(*counts, *successes)
+        found = [row.get(f"success/{env}", row.get("success")) for env in envs]
+        table.add_row(*counts, *("" if value is None else f"{value:.2f}" for value in found))
     return UncutTable(table)

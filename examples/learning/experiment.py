@@ -97,10 +97,10 @@ def train(arm: Arm, worlds: Worlds) -> bool:
     store = RunStore(arm.path)
     begun = store.read_json("run.json") is not None
     if not begun or resumed_config(arm.path, trusted=True) != arm.config:
-        return methods.start(arm.config, _SILENT, worlds) == 0
+        return methods.run(arm.config, _SILENT, worlds) == 0
     if store.read_json("summary.json") is not None:
         return True
-    return methods.resume(arm.path, arm.config, _SILENT, worlds) == 0
+    return methods.run(arm.config, _SILENT, worlds, resumes=True) == 0
 
 
 class StopAtBudget(TrainerCallback):

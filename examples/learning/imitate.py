@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,12 +153,7 @@ class Seed:
         if begun and is_complete(config):
             return folder
         with prepared(config) as worlds:
-            go: Callable[[], int] = (
-                (lambda: methods.resume(folder, config, self.console, worlds))
-                if begun
-                else (lambda: methods.start(config, self.console, worlds))
-            )
-            if go() != 0:
+            if methods.run(config, self.console, worlds, resumes=begun) != 0:
                 raise Stopped
         return folder
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from agentgym_train.config.read import method_config
 from agentgym_train.config.worlds import World
 from agentgym_train.runs.agent_evol import (
     ExplorationResult,
+    exploration_result,
     iteration_row,
     merged,
     select_demonstrations,
@@ -57,17 +57,17 @@ def test_an_iteration_keeps_the_first_good_episode_of_each_task():
         said("bowl", "a bowl"),
     ]
     (world,) = config().worlds
-    found = ExplorationResult.of(config(), world, episodes)
+    found = exploration_result(config(), world, episodes)
     assert [t.turns[0].response for t in found.selected] == ["one way", "a bowl"]
     assert (found.played, found.success) == (5, 0.8)
-    every = ExplorationResult.of(config(per_task=0), world, episodes)
+    every = exploration_result(config(per_task=0), world, episodes)
     assert [t.turns[0].response for t in every.selected] == ["one way", "another way", "a bowl"]
 
 
 def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     episodes = [said("1", "a", success=False, reward=0.6), said("2", "b", reward=0.4)]
     (world,) = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)]).worlds
-    assert [t.task for t in ExplorationResult.of(config(), world, episodes).selected] == ["1"]
+    assert [t.task for t in exploration_result(config(), world, episodes).selected] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
     assert [t.task for t in select_demonstrations(told, mixed).selected] == ["1", "4"]
@@ -103,8 +103,11 @@ def test_a_weight_says_how_often_an_environments_rows_come():
 def test_metrics_are_of_each_environment_if_there_is_more_than_one(tmp_path, envs):
     store = RunStore.create(tmp_path / "iteration-1", {})
     results = [ExplorationResult([said("bowl", "x")], 4, 0.75), ExplorationResult([], 2, 0.25)]
-    reports = {env: SimpleNamespace(success=n / 2) for n, env in enumerate(envs)}
-    row = iteration_row(1, reports, dict(zip(envs, results, strict=False)), 9, store)
+    reports = {env: {"success": n / 2} for n, env in enumerate(envs)}
+    summary = {"success_after": 0.25 if len(envs) > 1 else 0.0}
+    summary |= {"after": reports, "envs": {}} if len(envs) > 1 else {"after": reports[envs[0]]}
+    store.write_json("summary.json", summary)
+    row = iteration_row(1, dict(zip(envs, results, strict=False)), 9, store)
     names = ("success", "explored", "explored_success", "kept")
     if len(envs) == 1:
         assert [row[name] for name in names] == [0.0, 4, 0.75, 1]
@@ -234,7 +237,7 @@ def test_a_run_explores_every_environment_and_learns_from_the_base_each_time(unb
     [
         "iteration-1/explored/*/process-0/trajectories/collected.jsonl",
         "iteration-1/checkpoints/checkpoint-*/whole.json",
-        "iteration-1/eval-tests.train.uneven_Uneven.json",
+        "iteration-1/eval_after-tests.train.uneven_Uneven.json",
     ],
     ids=["exploring", "learning", "evaluating"],
 )

@@ -17,8 +17,8 @@ from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.report import CategoryReport, EvalReport
 from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.runs.curves import figure_of, plot
-from agentgym_train.runs.next_steps import next_commands, next_learning_commands
+from agentgym_train.runs.curves import figure_of, panels_of, plot
+from agentgym_train.runs.next_steps import next_commands
 from agentgym_train.runs.summary import summary
 from agentgym_train.training.checkpoints import HorizonState
 
@@ -27,35 +27,21 @@ CONFIG = config_from(
 )
 
 
-def test_sft_suggests_more_episodes_of_the_split_that_it_learned_from(tmp_path):
-    store = store_with(tmp_path, rows=1)
-    RunStore.create(tmp_path / "expert", {"config": {"split": "paper_train"}})
-    (tmp_path / "episodes.jsonl").touch()
-
-    def suggested(*data):
-        config = SFTConfig(model="m", env="x:Y", data=list(data), output_dir="runs/x")
-        [collect] = [c for c, _ in next_learning_commands(config, store) if " collect " in c]
-        return collect
-
-    assert "--split paper_train " in suggested(str(tmp_path / "expert"))
-    assert "--split train " in suggested(str(tmp_path / "episodes.jsonl"))
-
-
 def sft_suggestions(folder, success):
     store = store_with(folder, rows=3)
     evaluated = {"cut_turns": 0.36}
     store.write_json("summary.json", {"success_after": success, "after": evaluated, "steps": 3})
     config = SFTConfig(model="m", env="textcraft", data=["d"], output_dir="x", turn_max_tokens=16)
-    return next_learning_commands(config, store)
+    return next_commands(config, store)
 
 
 @pytest.mark.parametrize("success", [0.0, 0.01, 0.049])
 def test_sft_that_solves_next_to_nothing_does_not_suggest_rl(tmp_path, success):
     suggested = sft_suggestions(tmp_path, success)
-    (view, why), (longer, _) = suggested
+    ((view, why),) = suggested
     assert view == f"agentgym view {tmp_path}/run" and "read five failures" in why
     assert "36% of its turns were cut at turn_max_tokens=16" in why
-    assert longer == f"agentgym train --resume {tmp_path}/run --steps 6"
+    assert "no success to learn from" in why
 
 
 def test_the_suggestions_after_sft_are_for_every_environment(tmp_path):
@@ -67,37 +53,16 @@ def test_the_suggestions_after_sft_are_for_every_environment(tmp_path):
         {"env": "b/B-v0", "servers": ["http://b"], "wrappers": ["w:W"]},
     ]
     config = SFTConfig(model="m", envs=envs, data=["d"], output_dir="x")
-    assert "30% of its turns were cut" in next_learning_commands(config, store)[0][1]
+    assert "30% of its turns were cut" in next_commands(config, store)[0][1]
     store.write_json("summary.json", {"success_after": 0.6, "after": after, "steps": 3})
-    *commands, (_, purpose) = next_learning_commands(config, store)
+    *commands, (_, purpose) = next_commands(config, store)
     run = f"{tmp_path}/run"
-    evaluate, collect = f"--policy {run}/model --split test --horizon", f"--policy {run}/model "
+    evaluate = f"--policy {run}/model --split test --horizon"
     assert [command for command, _ in commands] == [
         f"agentgym eval --env a/A-v0 {evaluate} 4 --settings-of {run}",
         f"agentgym eval --env b/B-v0 {evaluate} 30 --wrapper w:W",
-        f"agentgym collect --env a/A-v0 {collect}--split train --out {run}/model-episodes-a_A-v0 "
-        f"--settings-of {run}",
-        f"agentgym collect --env b/B-v0 {collect}--split train --out {run}/model-episodes-b_B-v0 "
-        "--wrapper w:W",
     ]
     assert "write rl.yaml with envs: [{env: a/A-v0}, {env: b/B-v0}]" in purpose
-
-
-def test_sft_suggests_the_config_for_rl_that_lies_beside_the_user(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    configs = {
-        "a.yaml": "method: rl\nenv: other/World-v0", "broken.yaml": "method: [rl\n: x",
-        "eval.yaml": "- a list", "sft.yaml": "method: sft\nenv: textcraft",
-    }  # fmt: skip
-    for name, text in configs.items():
-        (tmp_path / name).write_text(text)
-    *_, (command, purpose) = sft_suggestions(tmp_path, 0.6)
-    # There is none for this environment.
-    assert command.startswith("agentgym train rl.yaml --model ") and "write rl.yaml" in purpose
-    (tmp_path / "z-rl.yml").write_text("env: agentgym/TextCraft-v0")  # RL is the default method
-    *_, (command, purpose) = sft_suggestions(tmp_path, None)
-    assert command.startswith("agentgym train z-rl.yml --model ")
-    assert purpose == "continue with RL"
 
 
 def report(success: float, **changes) -> EvalReport:
@@ -152,15 +117,17 @@ def test_the_summary_adds_up_the_steps(tmp_path):
 
 
 def test_the_plot_is_a_picture_and_needs_a_step(tmp_path):
-    assert plot(store_with(tmp_path / "none", 0), "title") is None
-    path = plot(store_with(tmp_path / "some", 12), "title")
+    assert plot([], [], "title", tmp_path, "step") is None
+    rows, _ = store_with(tmp_path / "some", 12).metrics()
+    path = plot(rows, panels_of(rows), "title", tmp_path, "step")
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
 
 
 @pytest.mark.parametrize("scale", [1.0, -3.0, 100.0])
 def test_no_reward_is_outside_the_plot(tmp_path, scale):
     rows, _ = store_with(tmp_path, 9).metrics()
-    figure = figure_of([{**row, "reward": scale * row["reward"]} for row in rows], "title")
+    rows = [{**row, "reward": scale * row["reward"]} for row in rows]
+    figure = figure_of(rows, panels_of(rows), "title", "step")
     for axis in figure.axes:
         low, high = axis.get_ylim()
         for line in axis.lines:
@@ -181,21 +148,19 @@ def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path)
     assert "BabyAI-v0" in second and "--settings-of" not in second and "--horizon 5" in second
 
 
-def test_the_next_commands_are_three_that_parse(tmp_path):
+def test_the_next_commands_evaluate_and_train_further(tmp_path):
     store = RunStore.create(tmp_path / "run", {})
-    assert len(next_commands(CONFIG, store)) == 2, "without a checkpoint nothing trains further"
+    assert len(next_commands(CONFIG, store)) == 1, "without a checkpoint nothing trains further"
     checkpoint = store.checkpoints / "checkpoint-9"
     checkpoint.mkdir(parents=True)
     (checkpoint / HorizonState.FILE).touch()
-    commands = [command for command, _ in next_commands(CONFIG, store)]
-    assert len(commands) == 3
-    assert all(command.startswith("agentgym ") for command in commands)
-    assert f"--policy {tmp_path}/run/model" in commands[0]
-    assert commands[2] == f"agentgym train --resume {tmp_path}/run --steps {2 * CONFIG.steps}"
+    first, second = (command for command, _ in next_commands(CONFIG, store))
+    assert first.startswith("agentgym eval ") and f"--policy {tmp_path}/run/model" in first
+    assert second == f"agentgym train --resume {tmp_path}/run --steps {2 * CONFIG.steps}"
     own = replace(CONFIG, env="mine:Game")
-    assert next_commands(own, store)[2][0].endswith(" --trust")
+    assert next_commands(own, store)[1][0].endswith(" --trust")
     store.write_json("run.json", {"objects": ["agent: Mine"]})
-    assert len(next_commands(CONFIG, store)) == 2, "a command cannot restore objects"
+    assert len(next_commands(CONFIG, store)) == 1, "a command cannot restore objects"
 
 
 @pytest.mark.parametrize(("success", "first"), [(0.0, "view"), (0.04, "view"), (0.4, "eval")])

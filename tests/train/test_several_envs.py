@@ -30,7 +30,7 @@ from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizon
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.next_steps import next_learning_commands
+from agentgym_train.runs.next_steps import next_commands
 from agentgym_train.runs.run import evaluate_worlds, stored_report
 from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
@@ -222,7 +222,7 @@ def test_sft_and_dpo_are_evaluated_in_every_environment(tmp_path, method):
     episodes, _ = store.trajectories(f"eval_after-{file_name(hosting.GUESS)}")
     assert {e.horizon for e in episodes} == {3} and {e.instruction for e in episodes} == {"Guess."}
     store.write_json("summary.json", {**summary, "success_after": 0.5})
-    commands = [command for command, _ in next_learning_commands(trainer.args, store)]
+    commands = [command for command, _ in next_commands(trainer.args, store)]
     assert [words.split()[3] for words in commands[:2]] == [TEXTCRAFT, hosting.GUESS]
     assert "--horizon 2" in commands[0] and "--split train --horizon 3" in commands[1]
 
