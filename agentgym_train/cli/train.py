@@ -57,8 +57,7 @@ def train(
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.runs.launch import launch_if_asked
-    from agentgym_train.runs.place import obey_cpu, place
-    from agentgym_train.runs.preflight import lean_imports, prepared
+    from agentgym_train.runs.preflight import lean_imports, obey_cpu, place, prepared
     from agentgym_train.runs.stored import is_complete, resumed_config
 
     if keys is not None:

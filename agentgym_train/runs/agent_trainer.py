@@ -48,8 +48,7 @@ from agentgym_train.rollout.horizon import (
     make_horizon,
 )
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.place import place
-from agentgym_train.runs.preflight import prepared
+from agentgym_train.runs.preflight import place, prepared
 from agentgym_train.runs.run import (
     Method,
     Run,

@@ -15,8 +15,7 @@ from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.files import local_path
 from agentgym_train.config.run import RunConfig
 from agentgym_train.models.hub import check_available
-from agentgym_train.runs.place import ASKED, SIZES
-from agentgym_train.runs.preflight import check_libraries, check_trackers
+from agentgym_train.runs.preflight import ASKED, SIZES, check_libraries, check_trackers
 
 _SAFE_PATH: Final = ("PYTHONSAFEPATH", "agentgym")
 """Environment variable for the launcher and its processes: without it, `python -m` puts the working

@@ -1,12 +1,14 @@
-"""Checks before torch is loaded, and the rollout runner of a config."""
+"""Checks before torch is loaded: processes, libraries and the environments of a config."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
@@ -16,11 +18,63 @@ from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, tracker
 from agentgym_train.models.hub import check_available
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds, open_worlds
-from agentgym_train.runs.place import place
 
 logger = logging.getLogger(__name__)
 
 _NEEDED: Final = ("torch", "transformers", "trl", "accelerate", "datasets", "tokenizers")
+
+
+ASKED: Final = "AGENTGYM_PROCESSES"
+"""Environment variable with the requested number of processes; set by `launch_if_asked`."""
+
+SIZES: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+_RANKS: Final = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+
+_FIX: Final = (
+    "On CPUs start with `agentgym train CONFIG --num-processes N`, or with `agentgym train CONFIG "
+    "--accelerate starter:accelerate/cpu_two_processes.yaml`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rank of this process and number of processes, from environment variables."""
+
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and writes files."""
+        return self.rank == 0
+
+
+def place(environ: Mapping[str, str] | None = None) -> Place:
+    """The place of this process; raises `ConfigError` if fewer processes than requested run."""
+    given = os.environ if environ is None else environ
+    sizes = [_number(given, name) for name in SIZES if name in given]
+    ranks = [_number(given, name) for name in _RANKS if name in given]
+    here = Place(next(iter(ranks), 0), next(iter(sizes), 1))
+    if ASKED in given:
+        asked = _number(given, ASKED)
+        if asked != here.processes:
+            raise ConfigError(
+                f"{asked} processes were requested but {here.processes} started. {_FIX}"
+            )
+    elif not sizes and {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= set(given):
+        raise ConfigError(
+            "accelerate was configured for several processes but started one, as it does for --cpu "
+            f"and for distributed_type NO or MULTI_CPU. {_FIX}. For a single process pass "
+            f"--num_processes 1 and unset MASTER_PORT, or set {ASKED}=1"
+        )
+    return here
+
+
+def obey_cpu() -> None:
+    """Hide the GPUs from all libraries if accelerate is configured for CPUs."""
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in {"1", "true", "yes"}:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @contextmanager
@@ -105,3 +159,10 @@ def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split:
             "success on them does not show success on new tasks",
             rollout_runner.env_id, len(trained), len(tasks.split(eval_split)), eval_split, split,
         )  # fmt: skip
+
+
+def _number(given: Mapping[str, str], name: str) -> int:
+    try:
+        return int(given[name])
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a number, got {given[name]!r}; unset it") from error

@@ -22,7 +22,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.read import config_from
 from agentgym_train.runs import launch
 from agentgym_train.runs.launch import launch_if_asked
-from agentgym_train.runs.place import ASKED, Place, place
+from agentgym_train.runs.preflight import ASKED, Place, place
 from tests.train.command import MAIN, Command, finish
 from tests.train.small import merged
 from tests.train.test_policy_age import MORE_SIGNAL
