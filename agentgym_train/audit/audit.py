@@ -26,7 +26,7 @@ from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.read import config_from, stored_config, stored_values
+from agentgym_train.config.read import config_from, stored_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_envs, names_in_run
 from agentgym_train.models.folders import is_model
@@ -84,7 +84,6 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
             f"model: agentgym audit {path}/model"
         )
     # Check this first: creating the config imports the agent.
-    values = stored_values(path, values)
     names = names_in_run(values, _IMPORTED) | names_in_envs(values.get("envs"), ["env"])
     agent = values.get("agent")
     if (agent.get("type") if isinstance(agent, Mapping) else agent) == "external":

@@ -149,7 +149,6 @@ def settings_of(
 
 def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run's policy in an environment, without those that are given."""
-    from agentgym_train.config.old_names import upgraded
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
     from agentgym_train.config.worlds import World
@@ -160,7 +159,7 @@ def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str,
         raise ConfigError(
             f"--settings-of {path} is neither the folder of a training run nor its config file"
         )
-    stored = upgraded(read_values(file))
+    stored = read_values(file)
     found: dict[str, Any] = {
         name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
     }

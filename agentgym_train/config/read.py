@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import yaml
 
-from agentgym_env.errors import TEACHES, ConfigError
+from agentgym_env.errors import ConfigError
 from agentgym_train.config.checks import SHORT, check_keys
 from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
-from agentgym_train.config.old_names import upgraded
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.worlds import ONE_WORLD
@@ -66,32 +64,13 @@ def stored_config(
     read: Callable[[Mapping[str, Any]], _C] = method_config,  # type: ignore[assignment]
 ) -> _C:
     """The config in the run.json of a run's folder; an error names the file to edit."""
-    with _of_this_version(path):
-        return read(with_world_limit(upgraded(values)))
-
-
-def stored_values(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in the run.json of a run's folder, with today's names."""
-    with _of_this_version(path):
-        return upgraded(values)
-
-
-@contextmanager
-def _of_this_version(path: Path) -> Iterator[None]:
     try:
-        yield
+        return read(values)
     except ConfigError as error:
         raise ConfigError(
             f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
             "run.json and config.yaml, or start a new run"
         ) from error
-
-
-def with_world_limit(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The stored values of an older run, which trained on all outcomes that there were."""
-    every = sorted(TEACHES - {"world_limit"})
-    is_old = "train_outcomes" in values and sorted(values["train_outcomes"]) == every
-    return {**values, "train_outcomes": sorted(TEACHES)} if is_old else values
 
 
 def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:

@@ -1,15 +1,14 @@
 """Which settings of a training run a run folder of somebody else may set without `--trust`.
 
-Every field of the configs, and of the settings within them, is in one of two lists: it is harmless
-whatever its value, or it needs trust where its value is neither the default nor one that is known.
-A field in no list needs trust.
+The fields listed here are harmless whatever their value. Every other field of the configs, and of
+the settings within them, needs trust where its value is neither the default nor one that is known.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,93 +19,54 @@ from agentgym_train.rollout.contrast import SAMPLERS
 from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import SCHEDULES
 
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields of a group of settings."""
-
-    harmless: frozenset[str]
-    needs_trust: frozenset[str]
-
-
-CONFIG: Final = Fields(
-    harmless=frozenset(
-        {
-            # A model's own code never runs, and a resumed run writes to the folder that is named.
-            "method", "model", "output_dir", "data",
-            "action_format", "beta", "chat_template_kwargs", "compute_dtype",
-            "concurrency", "dtype", "entropy_bonus", "epochs", "epochs_per_rollout", "eval",
-            "from_base", "importance_sampling", "instruction", "iterations", "keep_reasoning",
-            "keep_tokens", "learning_rate", "limits", "max_policy_age", "max_tokens",
-            "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
-            "minibatches_per_rollout", "num_generations", "overlong_tokens",
-            "packing", "pairs_per_start", "pairs_per_step", "per_task",
-            "prompts_per_step", "reward_gap", "rows_per_step",
-            "samples", "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
-            "tasks", "temperature", "train_outcomes", "turn_max_tokens",
-            "unique", "weight",
-        }
-    ),
-    needs_trust=frozenset(
-        {
-            "admission", "agent", "algorithm", "attention", "engine", "env", "env_kwargs", "envs",
-            "horizon", "lora", "sampler", "servers", "token_file", "trainer_args", "wrappers",
-        }
-    ),
+CONFIG: Final = frozenset(
+    {
+        # A model's own code never runs, and a resumed run writes to the folder that is named.
+        "method", "model", "output_dir", "data",
+        "action_format", "beta", "chat_template_kwargs", "compute_dtype",
+        "concurrency", "dtype", "entropy_bonus", "epochs", "epochs_per_rollout", "eval",
+        "from_base", "importance_sampling", "instruction", "iterations", "keep_reasoning",
+        "keep_tokens", "learning_rate", "limits", "max_policy_age", "max_tokens",
+        "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
+        "minibatches_per_rollout", "num_generations", "overlong_tokens",
+        "packing", "pairs_per_start", "pairs_per_step", "per_task",
+        "prompts_per_step", "reward_gap", "rows_per_step",
+        "samples", "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
+        "tasks", "temperature", "train_outcomes", "turn_max_tokens",
+        "unique", "weight",
+    }
 )  # fmt: skip
 """The configs of the methods, and the entries of `envs`."""
 
-NESTED: Final[Mapping[str, Fields]] = {
-    "engine": Fields(
-        frozenset(
-            {
-                "max_batch", "settle_ties", "cuda_graphs", "dtype", "tensor_parallel_size",
-                "gpu_memory_utilization", "cpu_cache_gb", "max_model_len", "max_num_seqs",
-                "block_size", "attention_backend", "enforce_eager", "sleep_level", "transport",
-                "adapter_updates", "request_timeout_s", "wait_s",
-            }
-        ),
-        frozenset({"extra", "servers", "weights_dir", "nccl_address", "nccl_port"}),
+NESTED: Final[Mapping[str, frozenset[str]]] = {
+    "engine": frozenset(
+        {
+            "max_batch", "settle_ties", "cuda_graphs", "dtype", "tensor_parallel_size",
+            "gpu_memory_utilization", "cpu_cache_gb", "max_model_len", "max_num_seqs",
+            "block_size", "attention_backend", "enforce_eager", "sleep_level", "transport",
+            "adapter_updates", "request_timeout_s", "wait_s",
+        }
     ),
-    "trainer_args": Fields(
-        frozenset(
-            {
-                "adam_beta1", "adam_beta2", "adam_epsilon", "ddp_broadcast_buffers",
-                "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug", "full_determinism",
-                "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_level",
-                "log_level_replica", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm",
-                "neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "run_name",
-                "save_strategy", "save_total_limit", "tf32", "torch_compile", "warmup_steps",
-                "weight_decay",
-            }
-        ),
-        frozenset(
-            {
-                "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision",
-                "hub_strategy", "project", "push_to_hub", "report_to", "trackio_bucket_id",
-                "trackio_space_id", "trackio_static_space_id",
-            }
-        ),
+    "trainer_args": frozenset(
+        {
+            "adam_beta1", "adam_beta2", "adam_epsilon", "ddp_broadcast_buffers",
+            "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug", "full_determinism",
+            "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_level",
+            "log_level_replica", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm",
+            "neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "run_name",
+            "save_strategy", "save_total_limit", "tf32", "torch_compile", "warmup_steps",
+            "weight_decay",
+        }
     ),
-    "lora": Fields(
-        frozenset(
-            {
-                "alora_invocation_tokens", "alpha_pattern", "bias", "ensure_weight_tying",
-                "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
-                "layer_replication", "layers_pattern", "layers_to_transform", "lora_alpha",
-                "lora_bias", "lora_dropout", "modules_to_save", "qalora_group_size", "r",
-                "rank_pattern", "target_modules", "target_parameters", "task_type",
-                "trainable_token_indices", "use_dora", "use_qalora", "use_rslora",
-            }
-        ),
-        frozenset(
-            {
-                "arrow_config", "auto_mapping", "base_model_name_or_path", "corda_config",
-                "eva_config", "kasa_config", "loftq_config", "lora_ga_config", "megatron_config",
-                "megatron_core", "monteclora_config", "peft_type", "peft_version", "revision",
-                "runtime_config", "use_bdlora", "velora_config",
-            }
-        ),
+    "lora": frozenset(
+        {
+            "alora_invocation_tokens", "alpha_pattern", "bias", "ensure_weight_tying",
+            "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights",
+            "layer_replication", "layers_pattern", "layers_to_transform", "lora_alpha",
+            "lora_bias", "lora_dropout", "modules_to_save", "qalora_group_size", "r",
+            "rank_pattern", "target_modules", "target_parameters", "task_type",
+            "trainable_token_indices", "use_dora", "use_qalora", "use_rslora",
+        }
     ),
 }  # fmt: skip
 """The settings within. `trainer_args` has what TRL's configs take here, `lora` what PEFT's take."""
@@ -127,20 +87,17 @@ _OFF: Final = ("false", "none", "", "0", "no", "off")
 """Values of a switch that libraries read as off; some take words."""
 
 
-def names_in_run(
-    values: Mapping[str, Any], keys: Collection[str] = CONFIG.needs_trust
-) -> dict[str, str]:
+def names_in_run(values: Mapping[str, Any], keys: Collection[str] | None = None) -> dict[str, str]:
     """What a stored config sets and only you may set, by place, such as `lora.revision`.
 
-    Keys that no config has are left out: making a config of the values rejects them.
+    `keys` are the keys that are looked at, by default all. Keys that no config has are left out:
+    making a config of the values rejects them.
     """
     kind = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
     known = {f.name for f in fields(kind)}
     found: dict[str, str] = {}
     for key, value in values.items():
-        if key in CONFIG.harmless or key not in known:
-            continue
-        if key in CONFIG.needs_trust and key not in keys:
+        if key in CONFIG or key not in known or (keys is not None and key not in keys):
             continue
         found |= _names_of(key, value, values, kind)
     return found
@@ -208,7 +165,7 @@ def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
     defaults = _nested_defaults(group)
     found: dict[str, str] = {}
     for key, value in values.items():
-        if key in NESTED[group].harmless or value == defaults.get(key, MISSING):
+        if key in NESTED[group] or value == defaults.get(key, MISSING):
             continue
         place = f"{group}.{key}"
         for at, leaf in leaves(place, value).items():

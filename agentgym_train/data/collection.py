@@ -14,7 +14,6 @@ from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.old_names import upgraded
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_name import parse_policy
@@ -114,7 +113,7 @@ def collect_config_of(path: Path) -> CollectConfig | None:
     if not isinstance(config, dict) or config.get("method") != "collect":
         return None
     try:
-        return CollectConfig(**upgraded(config))
+        return CollectConfig(**config)
     except ConfigError as error:
         raise ConfigError(f"{path}/run.json is not the config of a collection: {error}") from error
 

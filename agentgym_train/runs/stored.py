@@ -17,7 +17,6 @@ from agentgym_train.config.read import (
     method_config,
     parse_overrides,
     stored_config,
-    stored_values,
 )
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import names_in_run
@@ -42,7 +41,6 @@ def resumed_config(path: Path, words: Sequence[str] = (), *, trusted: bool = Fal
     method = values.get("method", DEFAULT)
     if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"{path} is not a training run: its method is {method!r:.80}")
-    values = stored_values(path, values)
     # Check this first: creating the config imports the agent.
     require_trust(f"{path}/run.json", names_in_run(values), trusted=trusted)
     # The run would be written to what they lead to, and checkpoints there be deleted.

@@ -6,8 +6,6 @@ from agentgym_env.errors import EpisodeOver, outcome_of
 from agentgym_env.run_store import each_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.wrappers import RecordTrajectory
-from agentgym_train.config.episodes import TRUNCATED
-from agentgym_train.config.read import config_from, with_world_limit
 from commands import agentgym
 from worlds import Battery
 
@@ -71,12 +69,3 @@ def test_a_recording_of_a_limit_can_be_replayed(tmp_path, limit):
 def test_a_load_of_episodes_that_truncate_can_be_measured():
     ran = agentgym("bench", "worlds:Battery", "--seconds", "0.2", "--concurrency", "2")
     assert ran.status == 0, ran.out + ran.err
-
-
-def test_an_older_run_goes_on_with_all_outcomes():
-    every = ["failure", "horizon", "policy_timeout", "success", "token_budget"]
-    old = {"model": "m", "env": "e:E", "output_dir": "x", "train_outcomes": every}
-    assert "world_limit" in config_from(with_world_limit(old)).train_outcomes
-    fewer = {**old, "train_outcomes": ["success", "failure"]}
-    assert with_world_limit(fewer) == fewer
-    assert "world_limit" in TRUNCATED
