@@ -401,29 +401,22 @@ def evaluate_worlds(
     several = len(worlds) > 1
     for world, runner in zip(config.worlds, worlds, strict=True):
         env = runner.env_id
-        kept = gathered(stored_report(store, name, env))[0]
-        if kept is not None:
-            reports[env] = EvalReport.from_dict(kept)
+        file = f"{name}-{file_name(env)}" if several else name
+        stored = gathered(store.read_json(f"{file}.json"))[0]
+        if stored is not None:
+            reports[env] = EvalReport.from_dict(stored)
             continue
         label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
-        report, trajectories = evaluate_policy(
+        reports[env], trajectories = evaluate_policy(
             config, world, runner, ready(), console, label, recorded
         )
-        file = f"{name}-{file_name(env)}" if several else name
         if PartialState().is_main_process:
             store.replace_trajectories(file, trajectories)
-            store.write_json(f"{file}.json", report.as_dict())
-        reports[env] = report
-    values = {env: report.as_dict() for env, report in reports.items()}
-    if values and PartialState().is_main_process:
-        store.write_json(f"{name}.json", values if several else values.popitem()[1])
+            store.write_json(f"{file}.json", reports[env].as_dict())
+    if several and PartialState().is_main_process:
+        every = {env: report.as_dict() for env, report in reports.items()}
+        store.write_json(f"{name}.json", every)
     return reports
-
-
-def stored_report(store: RunStore, name: str, env: str) -> dict[str, Any] | None:
-    """The stored report of an environment; earlier versions wrote a mapping also for one."""
-    found = store.read_json(f"{name}-{file_name(env)}.json") or store.read_json(f"{name}.json")
-    return found if found is None or "success" in found else found.get(env)
 
 
 class TrainedFurther(TrainerCallback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from agentgym_env.trajectory import Turn
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
-from agentgym_train.config.read import config_from, method_config, read_config, stored_config
+from agentgym_train.config.read import config_from, method_config, read_config
 from agentgym_train.config.worlds import file_name
 from agentgym_train.data.collection import FilteredEpisodes
 from agentgym_train.data.datasets import SFTDataset
@@ -31,7 +30,7 @@ from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.next_steps import next_commands
-from agentgym_train.runs.run import evaluate_worlds, stored_report
+from agentgym_train.runs.run import evaluate_worlds
 from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
@@ -238,28 +237,6 @@ def test_keys_that_a_method_does_not_use_are_rejected(method):
             method_config({**given, "envs": [{"env": TEXTCRAFT, name: value}]})
 
 
-OLD = {"env": TEXTCRAFT, "env_kwargs": {}, "servers": [], "weight": 2.0, "eval_split": ""}
-
-
-@pytest.mark.parametrize(
-    ("values", "stages"),
-    [
-        ({"method": "rl", "horizon": [4, 8], "envs": [{
-            **OLD, "wrappers": None, "instruction": None, "split": "", "horizon": [],
-            "eval_horizon": 0, "eval_samples": 0, "eval_per_category": 0}]}, [4, 8]),
-        ({"method": "evolve", "horizon": 9, "envs": [{
-            **OLD, "split": "train", "tasks": 0, "horizon": 0, "min_reward": None}]}, [9]),
-        ({"method": "evolve", "horizon": 9, "envs": [{
-            **OLD, "split": "dev", "tasks": 5, "horizon": 3, "min_reward": 0.5}]}, [3]),
-    ],
-)  # fmt: skip
-def test_the_config_in_a_run_folder_of_an_earlier_version_is_read(values, stages):
-    config = stored_config(Path(), {**NEEDED, **values})
-    (world,) = config.worlds
-    assert (world.env, world.stages, world.weight) == (TEXTCRAFT, stages, 2.0)
-    assert method_config(json.loads(json.dumps(config.as_dict()))) == config
-
-
 def test_an_entry_has_its_own_prompt_in_learning_too(tmp_path):
     """As in exploration and evaluation: else the policy acts under a prompt that it never saw."""
     envs = [{"env": "textcraft", "instruction": "Craft."}, {"env": "babyai"}]
@@ -280,38 +257,25 @@ def test_an_entry_has_its_own_prompt_in_learning_too(tmp_path):
         ] == expected
 
 
-def test_a_report_that_an_earlier_version_had_not_yet_listed_is_listed(tmp_path):
+def test_a_stored_report_is_not_repeated(tmp_path):
     """It was killed between NAME-ENV.json and NAME.json, which the viewer reads."""
-    store = RunStore.create(tmp_path / "run", {})
     report = EvalReport(
         policy="p", env=TEXTCRAFT, split="test", horizon=4, seed=0, tasks=2, samples=1, episodes=2,
         lost=0, success=0.5, success_interval=None, reward=0.5, turns=2.0, sampled_tokens=0,
         outcomes={}, categories={},
     )  # fmt: skip
-    store.write_json("eval_before-agentgym_TextCraft-v0.json", report.as_dict())
+    one = RunStore.create(tmp_path / "one", {})
+    one.write_json("eval_before.json", report.as_dict())
+    worlds = [SimpleNamespace(env_id=TEXTCRAFT), SimpleNamespace(env_id="agentgym/BabyAI-v0")]
     config = config_from({**NEEDED, "env": "textcraft"})
-    worlds = Worlds([SimpleNamespace(env_id=TEXTCRAFT)])
-    found = evaluate_worlds(config, worlds, pytest.fail, store, QUIET, "eval_before")
+    found = evaluate_worlds(config, Worlds(worlds[:1]), pytest.fail, one, QUIET, "eval_before")
     assert found == {TEXTCRAFT: report}
-    assert store.read_json("eval_before.json")["success"] == report.success
-
-
-def test_the_reports_of_earlier_versions_are_not_repeated(tmp_path):
-    """They wrote a mapping and a file by environment also for one; now these are for several."""
-    report = {"success": 0.5}
-    layouts = {
-        "one": {"eval.json": report},
-        "before": {"eval.json": {TEXTCRAFT: report}, "eval-agentgym_TextCraft-v0.json": report},
-        "evolve": {"eval-agentgym_TextCraft-v0.json": report},
-        "several": {"eval.json": {TEXTCRAFT: report, hosting.GUESS: {"success": 1.0}}},
-        "others": {"eval.json": {hosting.GUESS: {"success": 1.0}}},
-    }
-    for name, files in layouts.items():
-        store = RunStore.create(tmp_path / name, {})
-        for file, values in files.items():
-            store.write_json(file, values)
-        found = stored_report(store, "eval", TEXTCRAFT)
-        assert found == (None if name == "others" else report), name
+    several = RunStore.create(tmp_path / "several", {})
+    for world in worlds:
+        several.write_json(f"eval_before-{file_name(world.env_id)}.json", report.as_dict())
+    config = config_from({**NEEDED, "envs": [{"env": world.env_id} for world in worlds]})
+    evaluate_worlds(config, Worlds(worlds), pytest.fail, several, QUIET, "eval_before")
+    assert several.read_json("eval_before.json")["agentgym/BabyAI-v0"]["success"] == 0.5
 
 
 def untimed(rows):
