@@ -29,8 +29,8 @@ from agentgym_train.rollout.horizon import (
 )
 from agentgym_train.runs.agent_trainer import _complete
 from agentgym_train.runs.methods import method_of
-from agentgym_train.runs.next_steps import policy_options
 from agentgym_train.runs.stored import resumed_config
+from agentgym_train.runs.summary import policy_options
 from tests.train.command import Command, finish
 from tests.train.small import merged, save_tiny_policy, textcraft_tokenizer, tiny_model
 from tests.train.test_imitation_run import save_episodes

@@ -19,7 +19,7 @@ from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer
 from agentgym_train.config.read import read_config
-from agentgym_train.runs.next_steps import WEAK
+from agentgym_train.runs.summary import WEAK
 from processes import all_gone
 from tests.train.command import Command, finish
 from tests.train.small import merged, save_tiny_policy

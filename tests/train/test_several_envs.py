@@ -29,8 +29,8 @@ from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizon
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.next_steps import next_commands
 from agentgym_train.runs.run import evaluate_worlds
+from agentgym_train.runs.summary import next_commands
 from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
 from tests.train.small import save_tiny_policy, textcraft_tokenizer
