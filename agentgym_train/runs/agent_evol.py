@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -106,16 +106,20 @@ class AgentEvol:
 
     def iterate(self) -> None:
         """Explore, select and learn in turn; what is finished is kept."""
-        explored: list[list[ExplorationResult]] = []
+        selected: list[list[Trajectory]] = []
         # Without demonstrations there is nothing to learn from before the first exploration.
         first = 0 if self.demonstrations else 1
         for iteration in range(first, self.config.iterations + 1):
+            store = self._store(iteration)
+            explored = self._explore(store, iteration) if iteration else {}
+            chosen = {env: select(self.config, env, e) for env, e in explored.items()}
             if iteration:
-                explored.append(self._explore(iteration))
-            if not self._exists(self.folder(iteration) / "iteration.json"):
-                episodes = merged(self.config, self.demonstrations, explored)
-                rows = self._learn(iteration, episodes, is_first=iteration == first)
-                self._finish(iteration, explored[-1] if explored else [], rows)
+                selected.append([episode for own in chosen.values() for episode in own])
+            if not self._exists(store.path / "iteration.json"):
+                episodes = merged(self.config, self.demonstrations, selected)
+                rows = self._learn(store, iteration, episodes, is_first=iteration == first)
+                metrics = exploration_metrics(explored, chosen)
+                self._finish(store, {"step": iteration, **metrics, "rows": rows})
 
     def folder(self, iteration: int) -> Path:
         """The folder of an iteration."""
@@ -147,9 +151,9 @@ class AgentEvol:
         self.worlds.run(policy.close())
         clear_device_cache(garbage_collection=True)
 
-    def _explore(self, iteration: int) -> list[ExplorationResult]:
-        """Play the missing episodes of every environment, and select from all of them."""
-        store, worlds = self._store(iteration), self.config.worlds
+    def _explore(self, store: RunStore, iteration: int) -> dict[str, list[Trajectory]]:
+        """Play the missing episodes of every environment; returns all of them by environment."""
+        worlds = self.config.worlds
         folders = [store.path / "explored" / file_name(world.env) for world in worlds]
         if not self._exists(store.path / "explored.json"):
             self.console.rule(f"iteration {iteration}: explore")
@@ -162,10 +166,8 @@ class AgentEvol:
             finally:
                 self._close(policy)
             on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
-        return [
-            exploration_result(self.config, world, explored_episodes(folder))
-            for folder, world in zip(folders, worlds, strict=True)
-        ]
+        found = zip(worlds, folders, strict=True)
+        return {world.env: explored_episodes(folder) for world, folder in found}
 
     def _play(
         self, runner: RolloutRunner, policy: Policy, world: World, iteration: int, folder: Path
@@ -210,9 +212,10 @@ class AgentEvol:
             env_kwargs=world.env_kwargs,
         )
 
-    def _learn(self, iteration: int, episodes: list[Trajectory], *, is_first: bool) -> int:
+    def _learn(
+        self, store: RunStore, iteration: int, episodes: list[Trajectory], *, is_first: bool
+    ) -> int:
         """The SFT run of an iteration, new or resumed; returns the number of its rows."""
-        store = self._store(iteration)
         base = self.config.model if self.config.from_base else self._model_before(iteration)
         settings = self.config.sft_config(base, str(store.path), evaluates_before=is_first)
         self.console.rule(f"iteration {iteration}: learn")
@@ -237,15 +240,13 @@ class AgentEvol:
             self._close(policy)
         return len(data.rows)
 
-    def _finish(self, iteration: int, explored: Sequence[ExplorationResult], rows: int) -> None:
+    def _finish(self, store: RunStore, row: dict[str, Any]) -> None:
         """Write the metrics of an iteration, and delete its checkpoints."""
-        store = self._store(iteration)
-        envs = [world.env for world in self.config.worlds]
 
         def write() -> None:
-            row = iteration_row(iteration, dict(zip(envs, explored, strict=False)), rows, store)
-            self.store.append_metrics(row)
-            store.write_json("iteration.json", row)
+            found = row | learning_metrics(store)
+            self.store.append_metrics(found)
+            store.write_json("iteration.json", found)
             shutil.rmtree(store.checkpoints, ignore_errors=True)
 
         on_main_process(write)
@@ -271,28 +272,16 @@ def explored_episodes(folder: Path) -> list[Trajectory]:
     return sorted(found, key=lambda t: (t.group, t.sample))
 
 
-@dataclass(frozen=True, slots=True)
-class ExplorationResult:
-    """The result of exploring one environment in one iteration."""
-
-    selected: list[Trajectory]
-    played: int
-    success: float
-    """Success rate of all played episodes."""
-
-
-def exploration_result(
-    config: AgentEvolConfig, world: World, episodes: Sequence[Trajectory]
-) -> ExplorationResult:
-    """Select the good episodes, at most `per_task` of each task."""
+def select(config: AgentEvolConfig, env: str, episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """The good episodes of an environment, at most `per_task` of each task."""
+    (world,) = (world for world in config.worlds if world.env == env)
     selected: list[Trajectory] = []
     of_task: Counter[str] = Counter()
     for episode in filter_episodes(episodes, config.keep_of(world)).selected:
         of_task[episode.task] += 1
         if not config.per_task or of_task[episode.task] <= config.per_task:
             selected.append(episode)
-    success = fmean(t.success for t in episodes) if episodes else 0.0
-    return ExplorationResult(selected, len(episodes), success)
+    return selected
 
 
 def select_demonstrations(
@@ -316,15 +305,15 @@ def select_demonstrations(
 def merged(
     config: AgentEvolConfig,
     demonstrations: Sequence[Trajectory],
-    results: Sequence[Sequence[ExplorationResult]],
+    selected: Sequence[Sequence[Trajectory]],
 ) -> list[Trajectory]:
-    """The episodes that an iteration learns from; `results` are by iteration, then environment.
+    """The episodes that an iteration learns from; `selected` are by iteration.
 
     Episodes with the same task and actions are used once.
     """
-    chosen = [] if config.merge == "none" and results else list(demonstrations)
-    newest = results if config.merge == "all" else results[-1:]
-    chosen += [t for iteration in newest for result in iteration for t in result.selected]
+    chosen = [] if config.merge == "none" and selected else list(demonstrations)
+    for iteration in selected if config.merge == "all" else selected[-1:]:
+        chosen += iteration
     first: dict[tuple[str, str, tuple[str, ...]], Trajectory] = {}
     for episode in chosen:
         actions = tuple(turn.action for turn in episode.turns)
@@ -345,32 +334,34 @@ def weighted(
     return repeated
 
 
-def iteration_row(
-    iteration: int, explored: Mapping[str, ExplorationResult], rows: int, store: RunStore
-) -> dict[str, Any]:
-    """The metrics of one iteration, whose SFT run is `store`; `explored` is by environment."""
+def exploration_metrics(
+    explored: Mapping[str, Sequence[Trajectory]], selected: Mapping[str, Sequence[Trajectory]]
+) -> dict[str, float]:
+    """How many episodes were explored and kept, in total and, of several, by environment."""
+
+    def metrics(envs: Iterable[str]) -> dict[str, float]:
+        played = [episode.success for env in envs for episode in explored[env]]
+        kept = sum(len(selected[env]) for env in envs)
+        success = fmean(played) if played else 0.0
+        return {"explored": len(played), "explored_success": success, "kept": kept}
+
+    row = metrics(list(explored))
+    for env in explored if len(explored) > 1 else ():
+        row |= {f"{name}/{env}": value for name, value in metrics([env]).items()}
+    return row
+
+
+def learning_metrics(store: RunStore) -> dict[str, float]:
+    """The metrics of an iteration's SFT run."""
     steps, _ = store.metrics()
     summary = store.read_json("summary.json") or {}
-    row: dict[str, Any] = {"step": iteration}
+    row: dict[str, float] = {}
     if summary.get("after"):
         row["success"] = summary["success_after"]
         if "envs" in summary:
             row |= {f"success/{env}": r["success"] for env, r in summary["after"].items()}
-    row |= _exploration_metrics(list(explored.values()))
-    for env, result in explored.items() if len(explored) > 1 else ():
-        row |= {f"{name}/{env}": value for name, value in _exploration_metrics([result]).items()}
     return row | {
-        "rows": rows,
         "optimizer_steps": len(steps),
         "loss": steps[-1]["loss"] if steps else 0.0,
         "train_seconds": round(sum(line["seconds"] for line in steps), 1),
-    }
-
-
-def _exploration_metrics(explored: Sequence[ExplorationResult]) -> dict[str, float]:
-    played = sum(result.played for result in explored)
-    return {
-        "explored": played,
-        "explored_success": sum(r.success * r.played for r in explored) / played if played else 0.0,
-        "kept": sum(len(result.selected) for result in explored),
     }

@@ -17,10 +17,10 @@ from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.read import method_config
 from agentgym_train.config.worlds import World
 from agentgym_train.runs.agent_evol import (
-    ExplorationResult,
-    exploration_result,
-    iteration_row,
+    exploration_metrics,
+    learning_metrics,
     merged,
+    select,
     select_demonstrations,
     weighted,
 )
@@ -56,18 +56,16 @@ def test_an_iteration_keeps_the_first_good_episode_of_each_task():
         said("bowl", "a bowl"),
         said("bowl", "a bowl"),
     ]
-    (world,) = config().worlds
-    found = exploration_result(config(), world, episodes)
-    assert [t.turns[0].response for t in found.selected] == ["one way", "a bowl"]
-    assert (found.played, found.success) == (5, 0.8)
-    every = exploration_result(config(per_task=0), world, episodes)
-    assert [t.turns[0].response for t in every.selected] == ["one way", "another way", "a bowl"]
+    found = select(config(), TEXTCRAFT, episodes)
+    assert [t.turns[0].response for t in found] == ["one way", "a bowl"]
+    every = select(config(per_task=0), TEXTCRAFT, episodes)
+    assert [t.turns[0].response for t in every] == ["one way", "another way", "a bowl"]
 
 
 def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     episodes = [said("1", "a", success=False, reward=0.6), said("2", "b", reward=0.4)]
-    (world,) = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)]).worlds
-    assert [t.task for t in exploration_result(config(), world, episodes).selected] == ["1"]
+    paid = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)])
+    assert [t.task for t in select(paid, TEXTCRAFT, episodes)] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
     assert [t.task for t in select_demonstrations(told, mixed).selected] == ["1", "4"]
@@ -75,8 +73,8 @@ def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
 
 def test_what_is_merged_with_what_is_an_option():
     demos = [said("stick", "as shown")]
-    first = [ExplorationResult([said("bowl", "first"), said("stick", "as shown")], 2, 1.0)]
-    second = [ExplorationResult([said("bowl", "second")], 1, 1.0)]
+    first = [said("bowl", "first"), said("stick", "as shown")]
+    second = [said("bowl", "second")]
 
     def words(merge: str) -> list[str]:
         chosen = merged(config(merge=merge), demos, [first, second])
@@ -102,20 +100,22 @@ def test_a_weight_says_how_often_an_environments_rows_come():
 @pytest.mark.parametrize("envs", [(TEXTCRAFT,), (TEXTCRAFT, UNEVEN)])
 def test_metrics_are_of_each_environment_if_there_is_more_than_one(tmp_path, envs):
     store = RunStore.create(tmp_path / "iteration-1", {})
-    results = [ExplorationResult([said("bowl", "x")], 4, 0.75), ExplorationResult([], 2, 0.25)]
+    won, lost = said("bowl", "x"), said("bowl", "y", success=False)
+    played = dict(zip(envs, ([won, won, won, lost], [lost, lost, lost, won]), strict=False))
+    selected = dict(zip(envs, ([won], []), strict=False))
     reports = {env: {"success": n / 2} for n, env in enumerate(envs)}
     summary = {"success_after": 0.25 if len(envs) > 1 else 0.0}
     summary |= {"after": reports, "envs": {}} if len(envs) > 1 else {"after": reports[envs[0]]}
     store.write_json("summary.json", summary)
-    row = iteration_row(1, dict(zip(envs, results, strict=False)), 9, store)
+    row = exploration_metrics(played, selected) | learning_metrics(store)
     names = ("success", "explored", "explored_success", "kept")
     if len(envs) == 1:
         assert [row[name] for name in names] == [0.0, 4, 0.75, 1]
         assert not [name for name in row if "/" in name]
         return
-    assert [row[name] for name in names] == [0.25, 6, 3.5 / 6, 1]
+    assert [row[name] for name in names] == [0.25, 8, 0.5, 1]
     assert [row[f"{name}/{TEXTCRAFT}"] for name in names] == [0.0, 4, 0.75, 1]
-    assert [row[f"{name}/{UNEVEN}"] for name in names] == [0.5, 2, 0.25, 0]
+    assert [row[f"{name}/{UNEVEN}"] for name in names] == [0.5, 4, 0.25, 0]
 
 
 @pytest.mark.parametrize(
