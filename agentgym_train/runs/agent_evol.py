@@ -37,12 +37,14 @@ from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, file_name
-from agentgym_train.data.collect import missing, play, starts_of
-from agentgym_train.data.collection import (
+from agentgym_train.data.collect import (
     FilteredEpisodes,
     collected,
     filter_episodes,
+    missing,
     opened,
+    play,
+    starts_of,
 )
 from agentgym_train.data.datasets import (
     SFTDataset,
