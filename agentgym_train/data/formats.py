@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -38,6 +38,9 @@ _MARKS: Final[dict[str, FormatName]] = {
     "turns": "trajectories",
 }
 """A column that only one format has."""
+
+_NAMING: Final = ("env", "task", "item_id")
+"""Columns that may name the environment and the task."""
 
 _POLICY: Final = frozenset({"gpt", "assistant"})
 
@@ -100,12 +103,12 @@ def rows_of(
         )
     if not tokens:
         trajectories = [replace(t, tokens=None, further_rows=[]) for t in trajectories]
-    make = {
+    makers: dict[FormatName, Callable[[Trajectory], dict[str, Any]]] = {
         "trajectories": msgspec.to_builtins,
         "conversations": _conversations_row,
         "messages": _messages_row,
-    }[form]
-    return (make(trajectory) for trajectory in trajectories)
+    }
+    return map(makers[form], trajectories)
 
 
 def read_episodes(path: Path, form: FormatName | None = None, *, env: str = "") -> Reading:
@@ -226,7 +229,7 @@ def _read_chat(row: dict[str, Any], column: str, env: str) -> Trajectory:
     A row with neither `success` nor `reward` is a success, as AgentGym's demonstrations are.
     """
     messages = row.get(column)
-    if messages is None:
+    if messages is None and column == "conversations":
         raise ConfigError("it names a task and has no conversation")
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"its {column} are not a list of messages")
@@ -340,12 +343,12 @@ def _episode_with(dialogue: _Dialogue, row: dict[str, Any], env: str) -> Traject
     # AgentGym counts 1 as solved, and 100 in environments that score in percent.
     success = bool(row.get("success", reward is None or reward in (1, 100)))
     turns[-1] = replace(turns[-1], reward=float(success if reward is None else reward))
-    item = str(row.get("item_id") or "")
+    named = {name: "" if row.get(name) is None else str(row[name]) for name in _NAMING}
     prompt = _digest(_Dialogue(dialogue.instruction, dialogue.observation, []))
     return Trajectory(
-        env=env or str(row.get("env") or "") or _env_of(item.rpartition("_")[0]),
+        env=env or named["env"] or _env_of(named["item_id"].rpartition("_")[0]),
         # AgentGym's item ids are aliases of tasks.
-        task=str(row.get("task") or "") or item or f"prompt-{prompt}",
+        task=named["task"] or named["item_id"] or f"prompt-{prompt}",
         seed=0,
         instruction=dialogue.instruction,
         observation=dialogue.observation,

@@ -51,16 +51,10 @@ def positions_of(config: Any) -> int | None:
     return max(int(most), int(before * rope["factor"]))
 
 
-def default_max_tokens(config: PolicyConfig) -> int:
-    """The `max_tokens` that a config has if none is set."""
-    (found,) = (f.default for f in fields(config) if f.name == "max_tokens")
-    assert isinstance(found, int)
-    return found
-
-
 def lowered(config: _C, positions: int | None, what: str = "the model") -> _C:
     """The config with a default `max_tokens` lowered to the positions."""
-    default = default_max_tokens(config)
+    (default,) = (f.default for f in fields(config) if f.name == "max_tokens")
+    assert isinstance(default, int)
     if positions is None or config.max_tokens != default or default <= positions:
         return config
     logger.warning(

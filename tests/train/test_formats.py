@@ -173,7 +173,7 @@ def test_messages_of_others_are_read(tmp_path):
             {"role": "user", "content": "two"},
             {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"},
             {"role": "tool", "content": "t"},
-        ], "success": False},
+        ], "success": False, "task": 0, "reward": 0.25},
     ]  # fmt: skip
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -181,6 +181,17 @@ def test_messages_of_others_are_read(tmp_path):
     assert first.success and first.env == "my/Chat-v0" and first.turns[0].response == "Yo"
     assert second.instruction == "S" and second.observation == "one\n\ntwo" and not second.success
     assert [(t.response, t.observation) for t in second.turns] == [("a", ""), ("b", "t")]
+    assert (first.task[:7], second.task, first.reward, second.reward) == ("prompt-", "0", 1.0, 0.25)
+
+
+def test_a_system_message_of_either_format_is_the_instruction(tmp_path):
+    texts = [("system", "S"), ("human", "H"), ("gpt", "ok"), ("human", "I"), ("gpt", "b")]
+    talk = [{"from": role, "value": text} for role, text in texts]
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([{"conversations": talk}, {"messages": talk}]))
+    for read in read_episodes(path).trajectories:
+        assert (read.instruction, read.observation) == ("S", "H")
+        assert [turn.response for turn in read.turns] == ["ok", "b"]
 
 
 def test_a_row_of_pairs_is_no_episode(tmp_path):
