@@ -51,7 +51,7 @@ def audit(
             raise ConfigError(f"the folder {json_path.parent} of {json_path.name} does not exist")
     dtype = AuditSettings(**given).dtype
     given.pop("dtype", None)
-    from agentgym_train.models.hub import check_available
+    from agentgym_train.models.available import check_available
 
     if not local_path(run_or_model).is_dir():
         check_available(run_or_model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +15,6 @@ from agentgym_env.run_store import BrokenLine
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.options import SettingsOptions
 
-_MAX_NAMED = 10
-
 
 @with_option_groups
 def export(
@@ -27,16 +23,8 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .json or .parquet.")],
     form: Annotated[
-        str, typer.Option("--format", help="conversations, messages, dpo or trajectories.")
+        str, typer.Option("--format", help="messages, conversations or trajectories.")
     ] = "messages",
-    shorter: Annotated[
-        bool, typer.Option("--shorter", help="dpo: of two successes, prefer the shorter one.")
-    ] = False,
-    reward_gap: Annotated[
-        float | None,
-        typer.Option(help="dpo: prefer an episode whose reward is higher by at least this."),
-    ] = None,
-    pairs: Annotated[int, typer.Option(min=0, help="dpo: maximum pairs per start; 0 for all.")] = 4,
     tokens: Annotated[
         bool, typer.Option("--tokens/--no-tokens", help="Include sampled token ids.")
     ] = True,
@@ -44,7 +32,6 @@ def export(
     kept: Annotated[dict[str, Any], SettingsOptions(EpisodeFilter)],
 ) -> None:
     """Export episodes to files for training with other libraries."""
-    from agentgym_train.config.episodes import PairRules
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.files import ENDINGS, write_rows
     from agentgym_train.data.formats import format_named, rows_of
@@ -56,23 +43,14 @@ def export(
     for source in sources:
         if source.resolve() in (target, *target.parents):
             raise ConfigError(f"--out {out} is a source, or in its folder; choose another file")
-    rules = PairRules(shorter=shorter, reward_gap=reward_gap, most=pairs or None)
-    keep = EpisodeFilter(**kept)
-    selected, read = read_demonstrations(sources, keep, pairs=name == "dpo")
+    selected, read = read_demonstrations(sources, EpisodeFilter(**kept))
     _report_broken(console, read.broken)
-    rows = rows_of(selected.selected, name, rules=rules, tokens=tokens)
-    first = next(rows, None)
-    if first is None:
-        nothing = f"{len(selected.selected)} of {len(read.trajectories)} episodes are selected"
-        reasons = f" (others: {selected.reasons()})" if selected.left_out else ""
-        none = ", and no two of them form a pair" if name == "dpo" and selected.selected else ""
-        raise ConfigError(f"nothing to export: {nothing}{reasons}{none}")
-    count = write_rows(out, chain([first], rows))
-    console.print(
-        f"{out}: {count} rows from {len(selected.selected)} of {len(read.trajectories)} episodes"
-        + (f" (others: {selected.reasons()})." if selected.left_out else "."),
-        soft_wrap=True,
-    )
+    found = f"{len(selected.selected)} of {len(read.trajectories)} episodes"
+    others = f" (others: {selected.reasons()})" if selected.left_out else ""
+    if not selected.selected:
+        raise ConfigError(f"nothing to export: {found} are selected{others}")
+    count = write_rows(out, rows_of(selected.selected, name, tokens=tokens))
+    console.print(f"{out}: {count} rows from {found}{others}.", soft_wrap=True)
 
 
 def import_(
@@ -83,8 +61,7 @@ def import_(
     form: Annotated[
         str,
         typer.Option(
-            "--format",
-            help="conversations, messages, dpo or trajectories; auto detects it per row.",
+            "--format", help="messages, conversations or trajectories; auto detects it per row."
         ),
     ] = "auto",
     env: Annotated[str, typer.Option(help="Environment id of rows that do not name one.")] = "",
@@ -106,8 +83,8 @@ def import_(
         read.add(read_episodes(file, name, env=env))
     _report_broken(console, read.broken)
     if not read.trajectories:
-        first = f": {_text_of(read.broken[0])}" if read.broken else ""
-        raise ConfigError(f"no episodes in {', '.join(map(str, files))}{first}")
+        first = [f": {line.place}: {line.reason}" for line in read.broken[:1]]
+        raise ConfigError(f"no episodes in {', '.join(map(str, files))}{''.join(first)}")
     config = {"method": "import", "files": [str(file) for file in files], "output_dir": str(out)}
     store = RunStore.create(out, run_metadata(config))
     store.append_trajectories("imported", read.trajectories)
@@ -120,13 +97,9 @@ def import_(
     )
 
 
-def _report_broken(console: Console, broken: Sequence[BrokenLine]) -> None:
+def _report_broken(console: Console, broken: list[BrokenLine]) -> None:
     """Report the lines that cannot be read; the others are used."""
-    for line in broken[:_MAX_NAMED]:
-        console.print(f"[yellow]skipped: {escape(_text_of(line))}[/]", soft_wrap=True)
-    if len(broken) > _MAX_NAMED:
-        console.print(f"[yellow]and {len(broken) - _MAX_NAMED} more lines[/]")
+    from agentgym_train.data.datasets import describe_broken
 
-
-def _text_of(line: BrokenLine) -> str:
-    return f"{line.place}: {line.reason}"
+    for sentence in describe_broken(broken):
+        console.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)

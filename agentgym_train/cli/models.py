@@ -45,7 +45,7 @@ def models(
             raise ConfigError("to save a model: agentgym models NAME --save FOLDER")
         _save(name, save, chat_template, console)
         return
-    from agentgym_train.models.local import find_local_models
+    from agentgym_train.models.available import find_local_models
 
     found = find_local_models(folder or [Path()])
     if as_json:
@@ -75,7 +75,7 @@ def _save(name: str, folder: Path, template: str | None, console: Console) -> No
         raise ConfigError(f"no chat template {template!r}; the only one is chatml")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not empty; choose a new folder")
-    from agentgym_train.models.hub import check_available
+    from agentgym_train.models.available import check_available
 
     check_available(name)
     from agentgym_train.models.loading import load_policy, quiet_libraries

@@ -20,7 +20,7 @@ from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.files import user_path
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.run import RunConfig
-from agentgym_train.data.collection import (
+from agentgym_train.data.collect import (
     FilteredEpisodes,
     collect_config_of,
     collected,

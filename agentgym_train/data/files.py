@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_env.run_store import BrokenLine
 
 ENDINGS: Final = (".jsonl", ".json", ".parquet")
 """The files that episodes are written to and read from."""
+_SPACE: Final = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,14 @@ class Row:
 
     path: Path
     line: int
-    """Its first line, counted from 1."""
+    """Its first line, counted from 1; in Parquet the number of the row."""
     values: dict[str, Any]
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
     """The objects of a file; raises `ConfigError` if it cannot be read."""
     if path.suffix.lower() == ".parquet":
-        from agentgym_train.data.parquet import parquet_rows
-
-        return [Row(path, n, values) for n, values in enumerate(parquet_rows(path), 1)], []
+        return [Row(path, n, values) for n, values in enumerate(_parquet_rows(path), 1)], []
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
@@ -57,9 +56,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         if kind == ".parquet":
-            from agentgym_train.data.parquet import write_parquet
-
-            number = write_parquet(partial, rows)
+            number = _write_parquet(partial, rows)
         else:
             number = _write_lines(partial, rows, array=kind == ".json")
         partial.replace(path)
@@ -73,8 +70,8 @@ def _lines(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
         if not line.strip():
             continue
         try:
-            value = _decoded(line)
-        except ValueError as error:
+            value = msgspec.json.decode(line)
+        except ValueError as error:  # the base of msgspec's and Unicode's errors
             yield BrokenLine(path, number, str(error))
         else:
             yield _row(path, number, value)
@@ -88,13 +85,14 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
     text = data.decode("utf-8", errors="surrogateescape")
     decoder = json.JSONDecoder()
     at, line, seen = _skip(text, text.index("[") + 1), 1, 0
-    again = re.compile("^" + re.escape(_indent(text, at)) + r"(?=\{)", re.MULTILINE)
+    indent = text[text.rfind("\n", 0, at) + 1 : at]
+    again = re.compile(f"^{'' if indent.strip() else indent}(?=\\{{)", re.MULTILINE)
     while at < len(text) and text[at] != "]":
         line, seen = line + text.count("\n", seen, at), at
         try:
             _, end = decoder.raw_decode(text, at)
             # Decoded again, so that the same rules apply to a line and an element.
-            value = _decoded(text[at:end].encode("utf-8", errors="surrogateescape"))
+            value = msgspec.json.decode(text[at:end].encode("utf-8", errors="surrogateescape"))
             end = _after_comma(text, end)
         except ValueError as error:
             yield BrokenLine(path, line, str(error))
@@ -112,11 +110,6 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
         yield BrokenLine(path, line, "what follows the array is not read")
 
 
-def _decoded(data: bytes) -> Any:
-    """Decode a value; raises `ValueError`, the base of msgspec's and Unicode's errors."""
-    return msgspec.json.decode(data)
-
-
 def _row(path: Path, line: int, value: Any) -> Row | BrokenLine:
     if isinstance(value, dict):
         return Row(path, line, value)
@@ -131,15 +124,8 @@ def _after_comma(text: str, at: int) -> int:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
-def _indent(text: str, at: int) -> str:
-    """The whitespace before a position on its line; empty if there is other text."""
-    before = text[text.rfind("\n", 0, at) + 1 : at]
-    return "" if before.strip() else before
+    """The position after the whitespace at a position."""
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]], *, array: bool) -> int:
@@ -151,3 +137,32 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]], *, array: bool) -> 
             number += 1
         file.write(last if number else first + last.lstrip(b"\n"))
     return number
+
+
+def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write a file with a column for each key of the rows."""
+    pyarrow = _pyarrow()
+    table = pyarrow.Table.from_pylist(list(rows))
+    pyarrow.parquet.write_table(table, path)
+    return int(table.num_rows)
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    pyarrow = _pyarrow()
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"cannot read {path} as Parquet: {error}") from error
+    # A column has a value for each row: null where a row lacks it.
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "Parquet files need pyarrow: pip install 'agentgym-sdk[train]'; or use .jsonl"
+        ) from error
+    return pyarrow

@@ -18,6 +18,7 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.episodes import CountTokens
 from agentgym_train.config.policy import PolicyConfig, join_instructions
+from agentgym_train.data.formats import has_loss
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import ActorOutput
@@ -31,11 +32,6 @@ IGNORED = -100
 
 NO_LIMIT = 10**9
 """Tokens of a stored episode, whose length is fixed already."""
-
-
-def has_loss(turn: Turn) -> bool:
-    """Whether a turn is trained on; a file excludes one by `"loss": false`."""
-    return turn.info.get("loss") is not False
 
 
 class EpisodeTokenizer:

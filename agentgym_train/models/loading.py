@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -16,6 +20,7 @@ from transformers import logging as hf_logging
 
 from agentgym_env.errors import AgentGymError, ConfigError, MissingExtra
 from agentgym_train.config.files import local_path
+from agentgym_train.models.available import hub_options
 from agentgym_train.models.folders import (
     base_of,
     check_folder,
@@ -23,63 +28,44 @@ from agentgym_train.models.folders import (
     has_adapters,
     has_tokenizer,
 )
-from agentgym_train.models.hub import hub_options
+
+_READS: Final = ("GGUFReader", "get_tensor_name_map")
+_ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+_lock = threading.Lock()
 
 
 def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer) of a folder, a hub id or a GGUF file, or a `ConfigError`."""
-    check_folder(name)
+    source, options = _source(name)
     kind = getattr(torch, dtype)
-    found = gguf_file(name)
-    if found is not None:
-        from agentgym_train.models.gguf_files import load_gguf
-
-        options = hub_options(found.source, found.file) if found.on_hub else {}
-        model, tokenizer = load_gguf(found, kind, options)
+    with _loading(name, options):
+        tokenizer = _tokenizer(source, options)
+        if _is_adapters(source, options):
+            model = _with_adapters(Path(source), dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=kind, trust_remote_code=False, **options
+            )
+    if "gguf_file" in options:
+        model = _without_gguf(model, kind)
         model.name_or_path = name  # adapters name it as their base
-    else:
-        source, options = _source(name)
-        with _load_errors(name):
-            tokenizer = _tokenizer(source, options)
-            if has_adapters(Path(source)):
-                model = _with_adapters(Path(source), dtype)
-            else:
-                model = AutoModelForCausalLM.from_pretrained(
-                    source, dtype=kind, trust_remote_code=False, **options
-                )
-    return model, _with_padding(tokenizer)
+    return model, tokenizer
 
 
 def load_config(name: str) -> Any:
     """The config of a model that `load_policy` would load."""
-    check_folder(name)
-    found = gguf_file(name)
-    if found is not None:
-        from agentgym_train.models.gguf_files import check_reader
-
-        check_reader()
-        source, options = found.source, {"gguf_file": found.file}
-        options |= hub_options(found.source, found.file) if found.on_hub else {}
-    else:
-        source, options = _source(name)
-        if has_adapters(Path(source)):
-            return load_config(base_of(Path(source)))
-    with _load_errors(name):
+    source, options = _source(name)
+    if _is_adapters(source, options):
+        return load_config(base_of(Path(source)))
+    with _loading(name, options):
         return AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model that `load_policy` would load."""
-    check_folder(name)
-    found = gguf_file(name)
-    if found is not None:
-        from agentgym_train.models.gguf_files import load_gguf_tokenizer
-
-        options = hub_options(found.source, found.file) if found.on_hub else {}
-        return _with_padding(load_gguf_tokenizer(found, options))
     source, options = _source(name)
-    with _load_errors(name):
-        return _with_padding(_tokenizer(source, options))
+    with _loading(name, options):
+        return _tokenizer(source, options)
 
 
 def end_ids(generation_config: Any) -> tuple[int, ...]:
@@ -108,40 +94,106 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def _tokenizer(source: str, options: dict[str, Any]) -> Any:
-    """The tokenizer of a model; adapters without one have their base model's."""
-    folder = Path(source)
-    if has_adapters(folder) and not has_tokenizer(folder):
-        return load_tokenizer(base_of(folder))
-    return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-
-
 def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """The source and further arguments of `from_pretrained`."""
-    path = local_path(name)
-    return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
+    """The source and further arguments of `from_pretrained`, with `gguf_file` for a GGUF file."""
+    check_folder(name)
+    found = gguf_file(name)
+    if found is None:
+        path = local_path(name)
+        return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
+    if find_spec("gguf") is None:
+        raise MissingExtra("GGUF files need gguf: pip install 'agentgym-sdk[gguf]'")
+    further = hub_options(found.source, found.file) if found.on_hub else {}
+    return found.source, {"gguf_file": found.file, **further}
+
+
+def _is_adapters(source: str, options: dict[str, Any]) -> bool:
+    return "gguf_file" not in options and has_adapters(Path(source))
 
 
 @contextmanager
-def _load_errors(name: str) -> Iterator[None]:
-    """Report what is wrong with a folder or repository that contains no usable policy."""
+def _loading(name: str, options: dict[str, Any]) -> Iterator[None]:
+    """Report what is wrong with a file, folder or repository that contains no usable policy."""
+    is_gguf = "gguf_file" in options
     try:
-        yield
+        with _read_once() if is_gguf else nullcontext():
+            yield
     except AgentGymError:
         raise
     except Exception as error:  # damaged files make the libraries raise anything
         reason = " ".join(str(error).split())[:300]
         if not isinstance(error, OSError | ValueError):
             reason = f"{type(error).__name__}: {reason}"
+        remedy = (
+            ". Use a file of another model or quantization, or the model's own folder or hub id"
+            if is_gguf
+            else ""
+        )
         raise ConfigError(
-            f"cannot load {name!r} as a causal language model with its tokenizer: {reason}"
+            f"cannot load {name!r} as a causal language model with its tokenizer: {reason}{remedy}"
         ) from error
 
 
-def _with_padding(tokenizer: Any) -> Any:
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Cache gguf's reader and map of names within this context.
+
+    transformers opens the file separately for the tokenizer, the config and the weights, and makes
+    the map of names once per module, which is half the loading time of a small model.
+    """
+    import gguf
+
+    with _lock:
+        own = {name: getattr(gguf, name) for name in _READS}
+        try:
+            for name, made in own.items():
+                setattr(gguf, name, cache(made))
+            yield
+        finally:
+            for name, made in own.items():
+                setattr(gguf, name, made)
+
+
+def _tokenizer(source: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a model; adapters without one have their base model's."""
+    folder = Path(source)
+    if _is_adapters(source, options) and not has_tokenizer(folder):
+        return load_tokenizer(base_of(folder))
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    if "gguf_file" in options:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        _give_roles(tokenizer, config)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _give_roles(tokenizer: Any, config: Any) -> None:
+    """Give special tokens the roles that the file names, which transformers gets wrong.
+
+    For SmolLM2, it uses the token that begins a turn as the end of a text.
+    """
+    for role in _ROLES:
+        number = getattr(config, f"{role}_id", None)
+        if isinstance(number, int) and number < len(tokenizer):
+            setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(number))
+    # Decoding must return what was encoded, including spaces before a comma.
+    tokenizer.clean_up_tokenization_spaces = False
+
+
+def _without_gguf(read: Any, dtype: Any) -> Any:
+    """A new model with the same weights, without the marks of a GGUF file.
+
+    transformers treats the loaded model as quantized although it is dequantized, and would neither
+    train nor save it.
+    """
+    config = copy.deepcopy(read.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = type(read)(config).to(dtype)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    return model.eval()
 
 
 def _with_adapters(folder: Path, dtype: str) -> Any:

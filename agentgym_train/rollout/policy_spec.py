@@ -88,7 +88,7 @@ class PolicySpec:
     def _model_actors(
         self, instruction: str, run: Run, tools: Sequence[ToolSpec]
     ) -> Iterator[EpisodeActorFactory]:
-        from agentgym_train.models.hub import check_available
+        from agentgym_train.models.available import check_available
 
         check_available(self.name.model)
         import torch

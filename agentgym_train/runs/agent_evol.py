@@ -34,8 +34,15 @@ from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.worlds import World, file_name
-from agentgym_train.data.collect import missing, play, starts_of
-from agentgym_train.data.collection import FilteredEpisodes, collected, filter_episodes, opened
+from agentgym_train.data.collect import (
+    FilteredEpisodes,
+    collected,
+    filter_episodes,
+    missing,
+    opened,
+    play,
+    starts_of,
+)
 from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries

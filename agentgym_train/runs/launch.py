@@ -14,7 +14,7 @@ import yaml
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.files import local_path
 from agentgym_train.config.run import RunConfig
-from agentgym_train.models.hub import check_available
+from agentgym_train.models.available import check_available
 from agentgym_train.runs.preflight import ASKED, SIZES, check_libraries, check_trackers
 
 _SAFE_PATH: Final = ("PYTHONSAFEPATH", "agentgym")

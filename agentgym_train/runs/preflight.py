@@ -15,7 +15,7 @@ from typing import Final
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trainer_args import OTHER_TRACKERS, TRACKERS, trackers_of
-from agentgym_train.models.hub import check_available
+from agentgym_train.models.available import check_available
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds, open_worlds
 

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor
 
-from agentgym_train.models.padding import PASS_COST, like_lengths, pass_cost_of
+from agentgym_train.models.positions import PASS_COST, like_lengths, pass_cost_of
 from agentgym_train.training.rows import TokenRows
 
 MicroBatches = list[list[int]]

@@ -4,7 +4,7 @@
 
 Forward and backward passes of a model of SmolLM2-135M's shape with random weights (bfloat16, sdpa,
 the LM head at every sixth token), and a line fitted to them: seconds = overhead + tokens x each.
-`agentgym_train/models/padding.py` estimates the overhead from layers and parameters.
+`agentgym_train/models/positions.py` estimates the overhead from layers and parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from check import DEVICE, Check, synchronize
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agentgym_train.models.padding import pass_cost_of
+from agentgym_train.models.positions import pass_cost_of
 
 SHAPES = ((1, 512), (8, 768), (16, 768), (21, 768), (32, 768))
 """Rows and tokens of a row."""

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, SFTConfig
-from agentgym_train.data.collect import collect
-from agentgym_train.data.collection import CollectConfig
+from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.setup import CHATML
 

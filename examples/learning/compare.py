@@ -23,7 +23,7 @@ from agentgym_env.errors import AgentGymError
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.config.read import read_config
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.models.hub import check_available
+from agentgym_train.models.available import check_available
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.worlds import open_worlds

@@ -26,8 +26,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.read import read_method_config
 from agentgym_train.config.run import RunConfig
-from agentgym_train.data.collect import collect
-from agentgym_train.data.collection import CollectConfig
+from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.models.loading import quiet_libraries
 from agentgym_train.rollout.policy import make_policy

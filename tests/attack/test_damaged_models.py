@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.models.available import find_local_models
 from agentgym_train.models.loading import load_policy
-from agentgym_train.models.local import find_local_models
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy
 

@@ -24,8 +24,7 @@ from agentgym_gateway.programs import Place
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.config.read import config_from
-from agentgym_train.data.collect import collect
-from agentgym_train.data.collection import CollectConfig, collected
+from agentgym_train.data.collect import CollectConfig, collect, collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy import make_policy

@@ -24,8 +24,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.files import local_path
-from agentgym_train.data.collect import collect, play, starts_of
-from agentgym_train.data.collection import CollectConfig, collected, opened
+from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer

@@ -31,7 +31,7 @@ from agentgym_train.config.read import (
 )
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
-from agentgym_train.models.hub import check_available
+from agentgym_train.models.available import check_available
 from agentgym_train.runs.stored import is_complete, resumed_config
 
 NEEDED = {"model": "org/model", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x"}

@@ -21,7 +21,7 @@ from agentgym_env.errors import ConfigError, UnknownSplit
 from agentgym_env.launch import local_server
 from agentgym_env.run_store import RunStore
 from agentgym_train import AgentTrainer, CollectConfig, RLConfig, collect
-from agentgym_train.data.collection import collected
+from agentgym_train.data.collect import collected
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.vllm.served import served_model
 from agentgym_train.evaluation.play import evaluate

@@ -69,19 +69,12 @@ def test_a_parquet_file_is_one_and_gives_the_same_trajectories(tmp_path, form):
         call(import_, tmp_path / "broken.parquet", "--out", tmp_path / "c")
 
 
-def test_pairs_in_parquet_are_the_pairs(tmp_path):
-    out = tmp_path / "pairs.parquet"
-    assert "2 rows" in call(export, run_of(tmp_path / "run"), "--format", "dpo", "--out", out)
-    call(import_, out, "--out", tmp_path / "back")
-    assert imported(tmp_path / "back") == [EPISODES[0], EPISODES[1], EPISODES[2]]
-
-
 @pytest.mark.parametrize(
     ("name", "form", "says"),
     [
         ("x.csv", "messages", r"ends in \.csv; name a file in \.jsonl or \.json or \.parquet"),
         ("x.jsonl.gz", "messages", r"ends in \.gz"),
-        ("x", "dpo", "has no ending"),
+        ("x", "conversations", "has no ending"),
         ("x.parquet", "trajectories", r"name a file in \.jsonl or \.json$"),
     ],
 )
@@ -119,16 +112,6 @@ def test_every_command_refuses_an_ending_that_it_does_not_write(tmp_path, monkey
     assert not any(tmp_path.iterdir())
 
 
-def test_pairs_imported_again_give_the_episodes_that_were_in_them(tmp_path):
-    out = tmp_path / "pairs.jsonl"
-    words = ["--format", "dpo", "--out", out]
-    assert "2 rows" in call(export, run_of(tmp_path / "run"), *words)
-    call(import_, out, "--out", tmp_path / "back")
-    assert imported(tmp_path / "back") == [EPISODES[0], EPISODES[1], EPISODES[2]]
-    assert "3 rows" in call(export, tmp_path / "run", *words, "--shorter")
-    assert "1 rows" in call(export, tmp_path / "run", *words, "--pairs", 1)
-
-
 def test_filters_choose_among_several_runs(tmp_path):
     runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", [episode("q")])]
     out = tmp_path / "x.jsonl"
@@ -151,11 +134,11 @@ def test_broken_lines_are_named_and_the_rest_is_kept(tmp_path):
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]))
     said = call(export, run, "--out", tmp_path / "x.jsonl")
-    assert f"{file}, line 2: " in said and "4 rows" in said
+    assert f"{file}, line 2 cannot be read and is left out: " in said and "4 rows" in said
     text = (tmp_path / "x.jsonl").read_text()
     (tmp_path / "x.jsonl").write_text(BAD["cut"] + "\n" + BAD["unknown"] + "\n" + text)
     said = call(import_, tmp_path / "x.jsonl", "--out", tmp_path / "back")
-    assert f"{tmp_path}/x.jsonl, line 1: " in said and "x.jsonl, line 2: " in said
+    assert f"{tmp_path}/x.jsonl, line 1 cannot be read" in said and "x.jsonl, line 2 cannot" in said
     assert "2 rows could not be read" in said
     assert len(imported(tmp_path / "back")) == 4
 
@@ -164,10 +147,13 @@ def test_what_would_be_empty_is_refused_with_the_reason(tmp_path):
     run, out = run_of(tmp_path / "run", [episode("x", False)]), tmp_path / "x.jsonl"
     with pytest.raises(BadRequest, match="1 no success"):
         call(export, run, "--out", out, "--success")
-    with pytest.raises(BadRequest, match="no two of them form a pair"):
-        call(export, run, "--out", out, "--format", "dpo")
-    with pytest.raises(BadRequest, match="no format 'parquet'"):
-        call(export, run, "--out", out, "--format", "parquet")
+    for form in ("parquet", "dpo"):
+        for command in (export, import_):
+            with pytest.raises(
+                BadRequest,
+                match=f"no format '{form}'; choose from trajectories, conversations, messages",
+            ):
+                call(command, run, "--out", out.with_suffix(".x"), "--format", form)
     assert not out.exists()
     tasks = tmp_path / "textcraft_test.json"
     tasks.write_text(json.dumps([{"item_id": "textcraft_1", "conversations": None}]))

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.episodes import PairRules
-from agentgym_train.data.conversations import read_conversation
 from agentgym_train.data.files import read_rows, write_rows
-from agentgym_train.data.formats import FORMATS, read_episodes, rows_of
-from agentgym_train.data.pairs import make_pairs
+from agentgym_train.data.formats import FORMATS, episode_of, read_episodes, rows_of
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBER = st.integers(0, 9).map(float)
@@ -73,31 +70,6 @@ def test_episodes_come_back_as_they_were(form, array, tmp_path_factory):
     check()
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(EPISODE, max_size=6), st.booleans())
-def test_pairs_come_back_as_they_were(tmp_path_factory, episodes, shorter):
-    rules = PairRules(shorter=shorter, most=None)
-    # One start for all, or pairs would be rare.
-    episodes = [
-        msgspec.structs.replace(t, env="a/B-v1", task="t", seed=0, instruction="", observation="o")
-        for t in episodes
-    ]
-    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    count = write_rows(path, rows_of(episodes, "dpo", rules=rules))
-    pairs = make_pairs(episodes, rules)
-    assert count == len(pairs)
-    read = read_episodes(path)
-    assert read.broken == []
-    in_pairs = [t for p in pairs for t in (p.chosen, p.rejected)]
-    assert {msgspec.json.encode(t) for t in read.trajectories} == {
-        msgspec.json.encode(t) for t in in_pairs
-    }
-    again = make_pairs(read.trajectories, rules)
-    assert {msgspec.json.encode([p.chosen, p.rejected]) for p in again} == {
-        msgspec.json.encode([p.chosen, p.rejected]) for p in pairs
-    }
-
-
 def test_tokens_can_be_left_out(tmp_path):
     sampled = episode(tokens=Tokens([1], [2], [1], [0.0], [0], [1]))
     for form in ("trajectories", "conversations", "messages"):
@@ -122,7 +94,7 @@ def test_edited_flags_of_a_row_count():
     (row,) = rows_of([told], "conversations")
     flagged = [m for m in row["conversations"] if m["from"] == "gpt"]
     flagged[1]["loss"], flagged[2]["loss"] = True, False
-    first, second, *_ = read_conversation(row).turns
+    first, second, *_ = episode_of(row).turns
     assert first.info == {"step": 3} and second.info == {"loss": False}
 
 
@@ -201,7 +173,7 @@ def test_messages_of_others_are_read(tmp_path):
             {"role": "user", "content": "two"},
             {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"},
             {"role": "tool", "content": "t"},
-        ], "success": False},
+        ], "success": False, "task": 0, "reward": 0.25},
     ]  # fmt: skip
     path = tmp_path / "chat.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -209,16 +181,26 @@ def test_messages_of_others_are_read(tmp_path):
     assert first.success and first.env == "my/Chat-v0" and first.turns[0].response == "Yo"
     assert second.instruction == "S" and second.observation == "one\n\ntwo" and not second.success
     assert [(t.response, t.observation) for t in second.turns] == [("a", ""), ("b", "t")]
+    assert (first.task[:7], second.task, first.reward, second.reward) == ("prompt-", "0", 1.0, 0.25)
 
 
-def test_preferences_of_others_are_read_as_pairs(tmp_path):
-    say = lambda text: [{"role": "assistant", "content": text}]  # noqa: E731
-    prompt = [{"role": "user", "content": "Q"}]
-    rows = [{"prompt": prompt, "chosen": say("good"), "rejected": say("bad")}]
+def test_a_system_message_of_either_format_is_the_instruction(tmp_path):
+    texts = [("system", "S"), ("human", "H"), ("gpt", "ok"), ("human", "I"), ("gpt", "b")]
+    talk = [{"from": role, "value": text} for role, text in texts]
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([{"conversations": talk}, {"messages": talk}]))
+    for read in read_episodes(path).trajectories:
+        assert (read.instruction, read.observation) == ("S", "H")
+        assert [turn.response for turn in read.turns] == ["ok", "b"]
+
+
+def test_a_row_of_pairs_is_no_episode(tmp_path):
+    say = [{"role": "assistant", "content": "good"}]
     path = tmp_path / "pairs.jsonl"
-    path.write_text(json.dumps(rows[0]))
-    (pair,) = make_pairs(read_episodes(path).trajectories)
-    assert (pair.chosen.turns[0].response, pair.rejected.turns[0].response) == ("good", "bad")
+    path.write_text(json.dumps({"prompt": "Q", "chosen": say, "rejected": say}))
+    read = read_episodes(path)
+    assert read.trajectories == []
+    assert "none of the columns conversations, messages, turns" in read.broken[0].reason
 
 
 def test_texts_that_somebody_changed_count(tmp_path):
@@ -246,6 +228,7 @@ BAD = {
     "item": '{"item_id": "a_1", "conversations": [{"from": "bird", "value": "x"}]}',
     "reward": '{"conversations": [{"from": "gpt", "value": "x"}], "reward": "much"}',
     "pair": '{"prompt": "x", "chosen": [{"role": "assistant", "content": "y"}]}',
+    "blocks": '{"messages": [{"role": "assistant", "content": [{"text": 1}]}, 2]}',
     "surrogate": '{"messages": [{"role": "user", "content": "\\ud800"}]}',
     "no utf-8": '{"messages": "\udcff"}',
 }

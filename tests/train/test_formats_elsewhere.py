@@ -1,11 +1,11 @@
-"""What is exported loads where it is meant for: Hugging Face's datasets, and TRL's own trainers."""
+"""What is exported loads where it is meant for: Hugging Face's datasets, and TRL's own trainer."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from datasets import load_dataset
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import SFTConfig, SFTTrainer
 
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.data.files import write_rows
@@ -23,9 +23,7 @@ EPISODES = [
 COLUMNS = {
     "messages": {"messages", "env", "task", "success", "reward", "agentgym"},
     "conversations": {"item_id", "conversations", "reward", "success", "agentgym"},
-    "dpo": {"prompt", "chosen", "rejected", "env", "task", "agentgym_chosen",
-            "agentgym_rejected"},
-}  # fmt: skip
+}
 
 
 def loaded(folder, form: str, array: bool = False):
@@ -66,17 +64,6 @@ def test_trls_sft_trainer_takes_the_messages(tmp_path):
     trainer = SFTTrainer(
         model=model, processing_class=textcraft_tokenizer(),
         train_dataset=loaded(tmp_path, "messages"), args=SFTConfig(**settings(tmp_path)),
-    )  # fmt: skip
-    trainer.train()
-    assert not torch.equal(before, weights(model))
-
-
-def test_trls_dpo_trainer_takes_the_pairs(tmp_path):
-    model = tiny_model().train()
-    before = weights(model)
-    trainer = DPOTrainer(
-        model=model, ref_model=tiny_model(), processing_class=textcraft_tokenizer(),
-        train_dataset=loaded(tmp_path, "dpo"), args=DPOConfig(**settings(tmp_path)),
     )  # fmt: skip
     trainer.train()
     assert not torch.equal(before, weights(model))

@@ -7,7 +7,7 @@ import pytest
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.data.collection import filter_episodes
+from agentgym_train.data.collect import filter_episodes
 from agentgym_train.data.tokenize import tokens_in
 from agentgym_train.rollout.chat import Chat
 from tests.train.small import save_tiny_policy, textcraft_tokenizer

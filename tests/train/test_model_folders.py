@@ -13,10 +13,9 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.adapters import lora_config
+from agentgym_train.models.available import check_available, find_local_models
 from agentgym_train.models.folders import ADAPTERS, base_of
-from agentgym_train.models.hub import check_available
 from agentgym_train.models.loading import load_policy, load_tokenizer
-from agentgym_train.models.local import find_local_models
 from agentgym_train.models.model_card import find_base_again, finish_model_folder, model_card
 from tests.train.command import Command, finish
 from tests.train.small import save_tiny_policy

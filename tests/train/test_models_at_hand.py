@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.cli.models import models
-from agentgym_train.models import local
+from agentgym_train.models import available
 from agentgym_train.models.folders import ADAPTERS
 from agentgym_train.models.loading import load_policy
 from agentgym_train.models.setup import CHATML, speak_chatml
@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     refs.mkdir()
     (refs / "main").write_text("abc")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(local, "carried", lambda: [])
+    monkeypatch.setattr(available, "carried", lambda: [])
     return folder
 
 
@@ -55,7 +55,7 @@ def test_folders_adapters_files_packages_and_the_cache_are_listed(cache, tmp_pat
     monkeypatch.undo()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.syspath_prepend(tmp_path / "site")
-    found = {model.name: model for model in local.find_local_models([here])}
+    found = {model.name: model for model in available.find_local_models([here])}
     first = found[str(here / "runs" / "first" / "model")]
     assert (first.kind, first.about, first.where) == ("whole", "Qwen3ForCausalLM", "folder")
     second = found[str(adapters)]
@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_read_hides_no_other(cache, tmp_path):
     broken.mkdir(parents=True)
     (broken / "config.json").write_text("{")
     save_tiny_policy(tmp_path / "here" / "whole")
-    found = local.find_local_models([tmp_path / "here"])
+    found = available.find_local_models([tmp_path / "here"])
     assert [(m.name.rpartition("/")[2], m.about) for m in found if m.where == "folder"] == [
         ("broken", "?"), ("whole", "Qwen3ForCausalLM"),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentgym_train.models.padding import pass_cost_of
+from agentgym_train.models.positions import pass_cost_of
 from agentgym_train.training.microbatches import plan
 from agentgym_train.training.rows import Layout, TokenRows, shares_rows
 from tests.train.small import tiny_model

@@ -22,7 +22,7 @@ from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
 from agentgym_train.config.read import config_from, method_config, read_config
 from agentgym_train.config.worlds import file_name
-from agentgym_train.data.collection import FilteredEpisodes
+from agentgym_train.data.collect import FilteredEpisodes
 from agentgym_train.data.datasets import SFTDataset
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.evaluation.report import EvalReport

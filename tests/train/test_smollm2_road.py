@@ -17,8 +17,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.cli.models import models
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.data.collect import collect
-from agentgym_train.data.collection import CollectConfig
+from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.models.folders import base_of, has_adapters
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec

@@ -5,9 +5,8 @@ import pytest
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.files import local_path, starters
 from agentgym_train.config.read import parse_overrides, read_values
+from agentgym_train.models.available import check_available, find_local_models
 from agentgym_train.models.folders import is_model
-from agentgym_train.models.hub import check_available
-from agentgym_train.models.local import find_local_models
 from agentgym_train.rollout.policy_name import parse_policy
 
 WARM = "starter:textcraft/warm_policy"

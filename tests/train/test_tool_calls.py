@@ -26,8 +26,7 @@ from agentgym_train.audit.template import Template
 from agentgym_train.audit.token_rules import check_separators
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.data.collect import collect
-from agentgym_train.data.collection import CollectConfig
+from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.rollout.actors import MixedActor

@@ -15,7 +15,7 @@ from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.engines.hf.choice import choose
 from agentgym_train.engines.hf.graph import StaticSteps
 from agentgym_train.engines.hf.kv_batch import KVBatch
-from agentgym_train.models.padding import like_lengths, pass_cost_of
+from agentgym_train.models.positions import like_lengths, pass_cost_of
 
 _JOIN_EVERY = 8
 """Steps before a few requests may join, because all rows wait for their prompts."""
