@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import cast
@@ -44,9 +44,6 @@ OBSERVATIONS = [
 ]
 """Observations that templates and tokenizers may change."""
 
-_CUT = 4
-"""Maximum tokens per turn in episodes with truncated turns."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -62,6 +59,11 @@ class Row:
     def ids(self) -> list[int]:
         """(P + T,) prompt and completion."""
         return self.tokens.prompt_ids + self.tokens.completion_ids
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, end) of every turn in the completion."""
+        return trained_spans(self.tokens.loss_mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,42 +124,34 @@ def trained_spans(loss_mask: Sequence[int]) -> list[tuple[int, int]]:
 async def _sampled(
     policy: Policy, settings: AuditSettings, texts: Sequence[str]
 ) -> list[Trajectory]:
-    """All episodes at once, as in a rollout; each second one has truncated turns."""
+    """All episodes at once, as in a rollout; each begins with another text."""
     await policy.engine.update_weights(policy.model, 0)
-    most = min(_CUT, policy.config.turn_max_tokens)
-    cut = replace(policy, config=replace(policy.config, turn_max_tokens=most))
-    return await asyncio.gather(
-        *(
-            _episode(
-                cast(Actor, (cut if number % 2 else policy).actors(settings.temperature)()),
-                settings,
-                [*texts[number % len(texts) :], *texts],
-                draw_seed("audit", settings.seed, number),
-            )
-            for number in range(settings.episodes)
-        )
-    )
+
+    async def one(number: int) -> Trajectory:
+        actor = cast(Actor, policy.actors(settings.temperature)())
+        first, seed = number % len(texts), draw_seed("audit", settings.seed, number)
+        return await _episode(actor, settings.turns, [*texts[first:], *texts[:first]], seed)
+
+    return await asyncio.gather(*map(one, range(settings.episodes)))
 
 
-async def _episode(
-    actor: Actor, settings: AuditSettings, texts: Sequence[str], seed: int
-) -> Trajectory:
+async def _episode(actor: Actor, horizon: int, texts: Sequence[str], seed: int) -> Trajectory:
     """One episode, in which the environment answers with the texts."""
     turns: list[Turn] = []
     outcome: Outcome = "horizon"
     # There is no session, and the actor of a model needs none.
     await actor.begin(None, texts[0], seed)  # type: ignore[arg-type]
-    while len(turns) < settings.turns:
+    while len(turns) < horizon:
         output = await actor.act()
         if output is None:
             outcome = "token_budget"
             break
         turns.append(Turn(output.response, "", texts[(len(turns) + 1) % len(texts)]))
-        if len(turns) < settings.turns:
+        if len(turns) < horizon:
             await actor.observe(turns[-1].observation)
     (tokens,) = await actor.end()
     return Trajectory(
-        ENV_ID, "0", seed, "", texts[0], turns, outcome, actor.name, settings.turns, tokens=tokens
+        ENV_ID, "0", seed, "", texts[0], turns, outcome, actor.name, horizon, tokens=tokens
     )
 
 

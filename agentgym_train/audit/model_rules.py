@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym_train.audit.episodes import Row, trained_spans
+from agentgym_train.audit.episodes import Row
 from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, first_difference
 from agentgym_train.audit.subject import Subject
 from agentgym_train.engines.base import Generation, Sampling
@@ -34,8 +34,9 @@ _LEFT, _RIGHT = 7, 5
 
 def episodes(subject: Subject) -> Passed:
     """The model works with agentgym's engine and trainer."""
-    subject.require_chat()
-    rows = subject.played.rows
+    if isinstance(subject.played, Exception):
+        raise subject.played
+    rows, stops = subject.played.rows, subject.require_chat().stop_ids
     silent = [row.name for row in rows if not row.trajectory.turns]
     if len(silent) == len(rows):
         raise Drift(
@@ -44,31 +45,20 @@ def episodes(subject: Subject) -> Passed:
         )
     outcomes = Counter(row.trajectory.outcome for row in rows)
     ends = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    stops = subject.require_chat().stop_ids
-    turns = [ids for row in rows for ids in _turns(row)]
-    cut = sum(ids[-1] not in stops for ids in turns)
-    sampled = sum(map(len, turns))
+    turns = [row.tokens.completion_ids[start:end] for row in rows for start, end in row.spans]
+    cut, sampled = sum(ids[-1] not in stops for ids in turns), sum(map(len, turns))
     notes = [f"{len(silent)} episodes had no tokens left for a turn"] if silent else []
-    figures = {"episodes": len(rows), "turns": len(turns), "trained_tokens": sampled}
     return Passed(
         f"{len(rows)} episodes ({ends}), {len(turns)} turns, {cut} of them truncated, "
         f"{sampled} trained tokens",
         notes,
-        figures,
+        {"episodes": len(rows), "turns": len(turns), "trained_tokens": sampled},
     )
 
 
 def stopping(subject: Subject) -> Passed:
     """Generation stops at the end of a turn."""
-    rows, stops, ended = subject.episodes.rows, subject.require_chat().stop_ids, 0
-    for row in rows:
-        for turn, ids in enumerate(_turns(row), 1):
-            early = next((i for i, number in enumerate(ids[:-1]) if number in stops), None)
-            if early is not None:
-                place = subject.place(f"{row.name}, turn {turn}", early, ids[: early + 1], ids)
-                raise Drift("the engine continued after a stop token", _ENGINE, place)
-            ended += ids[-1] in stops
-    prompt = rows[0].tokens.prompt_ids
+    prompt = subject.episodes.rows[0].tokens.prompt_ids
     free = _sample(subject, prompt, ()).token_ids
     if not free or len(free) > _PROBE_TOKENS:
         fact = f"asked for at most {_PROBE_TOKENS} tokens, the engine returns {len(free)}"
@@ -80,13 +70,7 @@ def stopping(subject: Subject) -> Passed:
     if at is not None or found.finish_reason != "stop":
         place = subject.place("a greedy turn", at or 0, expected, found.token_ids)
         raise Drift(f"the engine does not stop at the stop id {stop}", _ENGINE, place)
-    return Passed(f"the engine stops at stop ids; {ended} sampled turns ended with one")
-
-
-def _turns(row: Row) -> list[list[int]]:
-    """The sampled ids of every turn."""
-    spans = trained_spans(row.tokens.loss_mask)
-    return [row.tokens.completion_ids[start:end] for start, end in spans]
+    return Passed(f"the engine stops at stop ids, here at {subject.decode([stop])!r} ({stop})")
 
 
 def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Generation:

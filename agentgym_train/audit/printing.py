@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.printable import one_line
-from agentgym_train.audit.episodes import Row, trained_spans
+from agentgym_train.audit.episodes import Row
 from agentgym_train.audit.rules import Finding, Place
 from agentgym_train.audit.subject import Subject
 
@@ -69,7 +70,7 @@ def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
         "dtype": str(subject.model.dtype).removeprefix("torch."),
         "passed": "FAIL" not in statuses,
         "counts": {status: statuses.count(status) for status in _STYLE},  # type: ignore[arg-type]
-        "rules": [finding.as_dict() for finding in findings],
+        "rules": [asdict(finding) for finding in findings],
     }
 
 
@@ -80,7 +81,7 @@ def _print_row(console: Console, subject: Subject, row: Row) -> None:
     console.print(Text(title, style="bold"), soft_wrap=True)
     _print_span(console, subject, "prompt", tokens.prompt_ids, False)
     at = 0
-    for turn, (start, end) in enumerate(trained_spans(tokens.loss_mask), 1):
+    for turn, (start, end) in enumerate(row.spans, 1):
         if start > at:
             _print_span(console, subject, "env", tokens.completion_ids[at:start], False)
         _print_span(console, subject, f"turn {turn}", tokens.completion_ids[start:end], True)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
-from agentgym_env.trajectory import Tokens, Trajectory
+from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import trained_spans
 from agentgym_train.audit.rules import (
     Drift,
@@ -36,9 +37,10 @@ from agentgym_train.rollout.model_actors import ModelActor
 _SCORED = 8
 """Number of stored rows whose log-probabilities are recomputed."""
 
-_CHANGED = "the file or the agent was changed after the run; audit another run"
-
-_OTHER = "the run used another tokenizer, template, instruction or agent"
+_OTHER = (
+    "the tokenizer, template, instruction or agent of the run, or its file, was changed since; "
+    "restore it before training or evaluating with these episodes"
+)
 
 _AGREE = 1e-3
 """Tolerance of a stored log-probability: the run used other batches."""
@@ -58,8 +60,7 @@ def stored_episodes(subject: Subject) -> Passed:
         key = trajectory.instruction, trajectory.env
         if key not in chats:
             chats[key] = _chat_of(subject, stored, trajectory)
-        _check_texts(where, trajectory, chats[key])
-        _check_tokens(subject, stored, where, trajectory, chats[key])
+        _check_episode(subject, stored, where, trajectory, chats[key])
     rows, without = sum(len(t.rows) for _, t in episodes), total - len(episodes)
     notes = []
     if without:
@@ -181,54 +182,46 @@ def _chat_of(subject: Subject, stored: Stored, trajectory: Trajectory) -> Chat:
     return subject.chat_with(trajectory.instruction, tools, keep_reasoning=kept)
 
 
-def _check_texts(where: str, trajectory: Trajectory, chat: Chat) -> None:
-    """Raise `Drift` unless the sampled ids decode to the stored texts."""
-    turns = iter(trajectory.turns)
-    if sum(len(row.turn_ends) for row in trajectory.rows) != len(trajectory.turns):
-        raise Drift("its rows have another number of turns", _CHANGED, Place(where))
-    for name, row in _rows(where, trajectory):
-        spans, parts = trained_spans(row.loss_mask), (row.loss_mask, row.logprobs, row.versions)
-        if {len(row.completion_ids)} != set(map(len, parts)) or len(spans) != len(row.turn_ends):
-            raise Drift("its lists have different lengths", _CHANGED, Place(name))
-        for number, (start, end) in enumerate(spans, 1):
-            ids, turn = row.completion_ids[start:end], next(turns)
-            found = chat.text_of(ids)
-            if found != turn.response:
-                place = text_place(f"{name}, turn {number}", turn.response, found)
-                raise Drift(
-                    "the ids of a stored turn decode to another text",
-                    _OTHER,
-                    Place(place.where, start, (), ids[:6], place.expected, place.found),
-                )
-
-
-def _check_tokens(
+def _check_episode(
     subject: Subject, stored: Stored, where: str, trajectory: Trajectory, chat: Chat
 ) -> None:
-    """Raise `Drift` unless agent and template give an episode's texts the stored tokens."""
+    """Raise `Drift` unless ids and texts match, and agent and template give the same tokens."""
+    if sum(len(row.turn_ends) for row in trajectory.rows) != len(trajectory.turns):
+        raise Drift("its rows have another number of turns", _OTHER, Place(where))
+    turns = iter(trajectory.turns)
+    for name, row in _rows(where, trajectory):
+        _check_texts(name, row, turns, chat)
     agent = stored.config.agent
     form = chat.form(format_of(agent, stored.config.action_format))
     try:
         rebuilt = tokenized_again(trajectory, chat, agent, form)
     except ConfigError as error:
-        raise Drift(str(error), _CHANGED, Place(where)) from error
+        raise Drift(str(error), _OTHER, Place(where)) from error
     if len(rebuilt) != len(trajectory.rows):
         text = f"it has {len(trajectory.rows)} rows, but the agent creates {len(rebuilt)}"
-        raise Drift(text, _CHANGED, Place(where))
+        raise Drift(text, _OTHER, Place(where))
     for again, (name, row) in zip(rebuilt, _rows(where, trajectory), strict=True):
-        for part, expected, found in (
-            ("prompt", again.prompt_ids, row.prompt_ids),
-            ("completion", again.completion_ids, row.completion_ids),
-        ):
+        for part in ("prompt", "completion"):
+            expected, found = (getattr(each, f"{part}_ids") for each in (again, row))
             at = first_difference(expected, found)
             if at is not None:
-                raise Drift(
-                    f"a stored {part} differs from the tokens of the episode's texts",
-                    _OTHER,
-                    subject.place(name, at, expected, found),
-                )
+                fact = f"a stored {part} differs from the tokens of the episode's texts"
+                raise Drift(fact, _OTHER, subject.place(name, at, expected, found))
         if (again.loss_mask, again.turn_ends) != (row.loss_mask, row.turn_ends):
-            raise Drift("a stored mask does not match its turns", _CHANGED, Place(name))
+            raise Drift("a stored mask does not match its turns", _OTHER, Place(name))
+
+
+def _check_texts(name: str, row: Tokens, turns: Iterator[Turn], chat: Chat) -> None:
+    """Raise `Drift` unless the sampled ids of a row decode to the texts of the next turns."""
+    spans, parts = trained_spans(row.loss_mask), (row.loss_mask, row.logprobs, row.versions)
+    if {len(row.completion_ids)} != set(map(len, parts)) or len(spans) != len(row.turn_ends):
+        raise Drift("its lists have different lengths", _OTHER, Place(name))
+    for number, (start, end) in enumerate(spans, 1):
+        ids, expected = row.completion_ids[start:end], next(turns).response
+        found = chat.text_of(ids)
+        if found != expected:
+            place = replace(text_place(f"{name}, turn {number}", expected, found), token=start)
+            raise Drift("the ids of a stored turn decode to another text", _OTHER, place)
 
 
 def _tolerance(subject: Subject) -> float:

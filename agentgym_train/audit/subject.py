@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from agentgym_env.errors import AgentGymError
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.audit.episodes import Episodes, play
@@ -150,26 +149,25 @@ class Subject:
         return self._engine or HFEngine(self.model, self.tokenizer.pad_token_id)
 
     @cached_property
-    def _played(self) -> Episodes | Exception:
+    def played(self) -> Episodes | Exception:
+        """The episodes, or why there are none, which a rule reports."""
+        config = replace(self.settings, model=self.name, keep_reasoning=self.kept_reasoning)
         try:
-            return play(self._policy(), self.settings, [*self.template.control_tokens().values()])
+            policy = Policy(
+                config, self.model, self.tokenizer, self.require_chat(), self.engine,
+                self.instruction,
+            )  # fmt: skip
+            return play(policy, self.settings, [*self.template.control_tokens().values()])
         except Exception as error:
             return error
 
     @property
-    def played(self) -> Episodes:
-        """The episodes; raises the error if they failed."""
-        if isinstance(self._played, Exception):
-            raise self._played
-        return self._played
-
-    @property
     def episodes(self) -> Episodes:
-        """As `played`, but raises `NotApplicable` if the episodes failed."""
+        """The episodes; raises `NotApplicable` if there are none."""
         self.require_chat()
-        if isinstance(self._played, Exception):
+        if isinstance(self.played, Exception):
             raise NotApplicable("the episodes failed")
-        return self._played
+        return self.played
 
     def require_chat(self) -> Chat:
         """The chat; raises `NotApplicable` if there is none."""
@@ -207,18 +205,6 @@ class Subject:
             if not self.settings.keep_reasoning:
                 self.chat_error = str(error)
             return chat
-
-    def _policy(self) -> Policy:
-        if self.chat is None:
-            raise AgentGymError("episodes need a chat template")
-        return Policy(
-            config=replace(self.settings, model=self.name, keep_reasoning=self.kept_reasoning),
-            model=self.model,
-            tokenizer=self.tokenizer,
-            chat=self.chat,
-            engine=self.engine,
-            instruction=self.instruction,
-        )
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_a_template_that_strips_on_one_side_fails_where_the_ids_part():
     found = findings(subject_with(strips), "turn deltas")["turn deltas"]
     assert found.status == "FAIL" and "'  spaces around  '" in found.detail
     assert found.place.token > 0
-    dropping = DROPS_REASONING.replace("'\\n' + content +", "'\\n' + content.rstrip() +")
+    dropping = DROPS_REASONING.replace("+ content +", "+ content.rstrip() +")
     assert dropping != DROPS_REASONING
     kept = subject_with(dropping, replace(QUICK, keep_reasoning=True))
     assert failed(kept, "turn deltas", "append-only") == {"turn deltas"}
