@@ -213,8 +213,9 @@ def _check_episode(
 
 def _check_texts(name: str, row: Tokens, turns: Iterator[Turn], chat: Chat) -> None:
     """Raise `Drift` unless the sampled ids of a row decode to the texts of the next turns."""
-    spans, parts = trained_spans(row.loss_mask), (row.loss_mask, row.logprobs, row.versions)
-    if {len(row.completion_ids)} != set(map(len, parts)) or len(spans) != len(row.turn_ends):
+    spans, tokens = trained_spans(row.loss_mask), len(row.completion_ids)
+    lengths = {len(row.loss_mask), len(row.logprobs), len(row.versions)}
+    if lengths != {tokens} or len(spans) != len(row.turn_ends):
         raise Drift("its lists have different lengths", _OTHER, Place(name))
     for number, (start, end) in enumerate(spans, 1):
         ids, expected = row.completion_ids[start:end], next(turns).response
