@@ -1,28 +1,23 @@
-"""Audits a model or a run: loads it, applies all rules, and prints the findings."""
+"""Audits a model or a run: loads it and applies all rules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.text import Text
 from transformers.trainer_utils import get_last_checkpoint
 
 from agentgym_env.errors import AgentGymError, ConfigError
-from agentgym_env.printable import one_line
 from agentgym_env.registry import env_class
 from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
-from agentgym_train.audit import number_rules, stored_rules, template_rules, token_rules
-from agentgym_train.audit.episodes import Row
-from agentgym_train.audit.rules import Finding, Place, Rule, apply
+from agentgym_train.audit import model_rules, stored_rules, template_rules
+from agentgym_train.audit.rules import Finding, Passed, apply
 from agentgym_train.audit.subject import Stored, Subject
-from agentgym_train.audit.token_rules import trained_spans
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
@@ -33,12 +28,12 @@ from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.agent import format_of
 
-RULES: Final[Sequence[Rule[Subject]]] = [
-    *template_rules.RULES,
-    *token_rules.RULES,
-    *number_rules.RULES,
-    *stored_rules.RULES,
-]
+RULES: Final[Mapping[str, Callable[[Subject], Passed]]] = {
+    **template_rules.RULES,
+    **model_rules.RULES,
+    **stored_rules.RULES,
+}
+"""Name -> rule, in their order."""
 
 _SCORING: Final = frozenset({"tf32"})
 """TRL's settings that affect log-probabilities."""
@@ -49,8 +44,8 @@ _IMPORTED: Final = ("env", "agent", "horizon")
 
 def audit(subject: Subject) -> Iterator[Finding]:
     """Apply all rules; yields each finding when it is available."""
-    for rule in RULES:
-        yield apply(rule, subject)
+    for name, rule in RULES.items():
+        yield apply(name, rule, subject)
 
 
 def subject_of(
@@ -154,110 +149,3 @@ def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]
             raise
         added = format_of(config.agent, config.action_format).instructions
         return played.instruction.removesuffix(added).rstrip("\n") if added else played.instruction
-
-
-_STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
-
-_MARGIN = " " * 9
-
-_MOST = 600
-"""Maximum characters shown of a span; the middle of longer ones is omitted."""
-
-
-def print_finding(console: Console, finding: Finding) -> None:
-    """Print a finding: status, rule and detail, then notes, or location and remedy."""
-    line = Text(f"{finding.status:<8} ", style=_STYLE[finding.status])
-    line.append(f"{finding.rule:<17}", style="bold")
-    line.append(one_line(finding.detail), style="none")
-    console.print(line, soft_wrap=True)
-    for note in finding.notes:
-        console.print(Text(f"{_MARGIN}note: {one_line(note)}", style="yellow"), soft_wrap=True)
-    if finding.status != "FAIL":
-        return
-    _more(console, "proves", finding.proves)
-    if finding.place is not None:
-        _print_place(console, finding.place)
-    _more(console, "do", finding.remedy)
-
-
-def print_spans(console: Console, subject: Subject, count: int) -> None:
-    """Print the first `count` episodes as decoded spans, trained and masked."""
-    legend = Text("\nlegend   ")
-    legend.append("TRAINED «sampled by the policy»", style="bold green")
-    legend.append("   ")
-    legend.append("masked {prompt and observations}", style="dim")
-    legend.append("   [n] tokens")
-    console.print(legend, soft_wrap=True)
-    for row in subject.episodes.rows[:count]:
-        _print_row(console, subject, row)
-
-
-def print_summary(
-    console: Console, subject: Subject, findings: Sequence[Finding], show: int
-) -> None:
-    """Print the spans of `show` episodes, then the number of passed and failed rules."""
-    if show and any(f.rule == "episodes" and f.status == "pass" for f in findings):
-        print_spans(console, subject, show)
-    counts = {status: sum(f.status == status for f in findings) for status in _STYLE}
-    style = _STYLE["FAIL" if counts["FAIL"] else "pass"]
-    words = f"{counts['pass']} rules passed, {counts['FAIL']} failed, {counts['skipped']} skipped"
-    console.print(Text(f"\n{words}", style=style), soft_wrap=True)
-
-
-def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The audit as plain values."""
-    statuses = [finding.status for finding in findings]
-    return {
-        "model": subject.name,
-        "dtype": str(subject.model.dtype).removeprefix("torch."),
-        "passed": "FAIL" not in statuses,
-        "counts": {status: statuses.count(status) for status in _STYLE},  # type: ignore[arg-type]
-        "rules": [finding.as_dict() for finding in findings],
-    }
-
-
-def _print_row(console: Console, subject: Subject, row: Row) -> None:
-    trained = sum(row.loss_mask)
-    console.print(
-        Text(
-            f"\n{row.name}: {len(row.trajectory.turns)} turns, {len(row.ids)} tokens, {trained} "
-            f"trained, ended by {row.trajectory.outcome}",
-            style="bold",
-        ),
-        soft_wrap=True,
-    )
-    _print_span(console, subject, "prompt", row.prompt_ids, False)
-    at = 0
-    for turn, (start, end) in enumerate(trained_spans(row.loss_mask), 1):
-        if start > at:
-            _print_span(console, subject, "env", row.completion_ids[at:start], False)
-        _print_span(console, subject, f"turn {turn}", row.completion_ids[start:end], True)
-        at = end
-    if at < len(row.completion_ids):
-        _print_span(console, subject, "env", row.completion_ids[at:], False)
-
-
-def _print_span(
-    console: Console, subject: Subject, name: str, ids: Sequence[int], trained: bool
-) -> None:
-    text = one_line(subject.decode(ids))
-    if len(text) > _MOST:
-        text = f"{text[: _MOST // 2]} … {text[-_MOST // 2 :]}"
-    kind = f"TRAINED [{len(ids)}] «{text}»" if trained else f"masked  [{len(ids)}] {{{text}}}"
-    style = "bold green" if trained else "dim"
-    console.print(Text(f"  {name:<8} ").append(kind, style=style), soft_wrap=True)
-
-
-def _print_place(console: Console, place: Place) -> None:
-    token = "" if place.token is None else f", token {place.token}"
-    _more(console, "first at", f"{place.where}{token}")
-    for name, ids, text in (
-        ("expected", place.expected_ids, place.expected),
-        ("found", place.found_ids, place.found),
-    ):
-        if ids or text:
-            _more(console, name, f"{list(ids) if ids else ''} {text!r}".strip())
-
-
-def _more(console: Console, name: str, text: str) -> None:
-    console.print(Text(f"{_MARGIN}{name:<9} {one_line(text)}"), soft_wrap=True)

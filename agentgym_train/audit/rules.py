@@ -1,12 +1,10 @@
-"""Rules of an audit and their findings; knows nothing about models."""
+"""What a rule of an audit returns or raises, and the finding made of it; imports no models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Literal, TypeVar
-
-S = TypeVar("S")
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 _AROUND = 24
 """Characters shown before and after the first difference of two texts."""
@@ -28,7 +26,7 @@ class Place:
 
 
 class Drift(Exception):
-    """A rule failed."""
+    """A rule failed. `remedy` tells users what to do with their model, template or data."""
 
     def __init__(self, fact: str, remedy: str, place: Place | None = None, **figures: Any) -> None:
         super().__init__(fact)
@@ -53,20 +51,12 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[S]):
-    """A rule: its name, what it proves, and the function that checks it."""
-
-    name: str
-    proves: str
-    check: Callable[[S], Passed]
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one rule."""
 
     rule: str
     proves: str
+    """The first line of the rule's docstring."""
     status: Literal["pass", "FAIL", "skipped"]
     detail: str
     remedy: str = ""
@@ -74,20 +64,17 @@ class Finding:
     place: Place | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
-
-def apply(rule: Rule[S], subject: S) -> Finding:
+def apply(name: str, rule: Callable[[Any], Passed], subject: Any) -> Finding:
     """Check a rule; never raises."""
+    proves = str(rule.__doc__).partition("\n")[0]
     try:
-        passed = rule.check(subject)
+        passed = rule(subject)
     except NotApplicable as reason:
-        return Finding(rule.name, rule.proves, "skipped", str(reason))
+        return Finding(name, proves, "skipped", str(reason))
     except Drift as drift:
         return Finding(
-            rule.name, rule.proves, "FAIL", drift.fact, drift.remedy, (), drift.place, drift.figures
+            name, proves, "FAIL", drift.fact, drift.remedy, place=drift.place, figures=drift.figures
         )
     except Exception as error:
         # The boundary to third-party models, tokenizers and templates.
@@ -96,10 +83,8 @@ def apply(rule: Rule[S], subject: S) -> Finding:
         remedy = (
             "the code of the model, tokenizer or template failed; try it with transformers alone"
         )
-        return Finding(rule.name, rule.proves, "FAIL", fact, remedy)
-    return Finding(
-        rule.name, rule.proves, "pass", passed.detail, "", passed.notes, None, passed.figures
-    )
+        return Finding(name, proves, "FAIL", fact, remedy)
+    return Finding(name, proves, "pass", passed.detail, notes=passed.notes, figures=passed.figures)
 
 
 def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | None:

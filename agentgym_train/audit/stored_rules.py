@@ -1,30 +1,107 @@
-"""Rules about the stored episodes of a run."""
+"""Rules about the stored episodes of a run: whether they still belong to its model and template.
+
+The first line of a rule's docstring is what it proves.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, Rule
-from agentgym_train.audit.rules import first_difference as difference
+from agentgym_train.audit.episodes import trained_spans
+from agentgym_train.audit.rules import (
+    Drift,
+    NotApplicable,
+    Passed,
+    Place,
+    first_difference,
+    text_place,
+)
 from agentgym_train.audit.subject import Stored, Subject
-from agentgym_train.audit.token_rules import check_mask, check_separators, trained_spans
 from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.rl import RLConfig
-from agentgym_train.data.tokenize import NO_LIMIT, act_out
+from agentgym_train.data.tokenize import NO_LIMIT, act_out, tools_of
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
 from agentgym_train.models.setup import evaluating
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.model_actors import ModelActor
+
+_SCORED = 8
+"""Number of stored rows whose log-probabilities are recomputed."""
+
+_OTHER = (
+    "the tokenizer, template, instruction or agent of the run, or its file, was changed since; "
+    "restore it before training or evaluating with these episodes"
+)
+
+_AGREE = 1e-3
+"""Tolerance of a stored log-probability: the run used other batches."""
+
+
+def stored_episodes(subject: Subject) -> Passed:
+    """The stored tokens are those of the stored episodes."""
+    stored = _stored(subject)
+    if is_black_box(stored.config.agent):
+        raise NotApplicable("the agent is a program of its own, whose requests are not stored")
+    chats: dict[tuple[str, str], Chat] = {}
+    total = sum(map(len, stored.trajectories.values()))
+    episodes = [(where, t) for where, t, _ in _episodes(stored) if t.rows]
+    if not episodes:
+        raise NotApplicable(f"none of the {total} stored episodes has tokens")
+    for where, trajectory in episodes:
+        key = trajectory.instruction, trajectory.env
+        if key not in chats:
+            chats[key] = _chat_of(subject, stored, trajectory)
+        _check_episode(subject, stored, where, trajectory, chats[key])
+    rows, without = sum(len(t.rows) for _, t in episodes), total - len(episodes)
+    notes = []
+    if without:
+        notes.append(f"{without} of {total} stored episodes have no tokens and are not checked")
+    text = f"{len(episodes)} stored episodes"
+    if rows > len(episodes):
+        text += f", in {rows} rows because of context resets,"
+    return Passed(f"{text} have the tokens of their texts", notes)
+
+
+def stored_logprobs(subject: Subject) -> Passed:
+    """The stored probabilities are those of the audited weights."""
+    stored = _stored(subject)
+    if stored.version is None:
+        raise NotApplicable("the step of the audited weights is unknown")
+    rows = [
+        (name, row, heat)
+        for where, trajectory, heat in _episodes(stored)
+        for name, row in _rows(where, trajectory)
+        if {v for v, m in zip(row.versions, row.loss_mask, strict=True) if m} == {stored.version}
+    ][:_SCORED]
+    if not rows:
+        raise NotApplicable(f"no stored episode was sampled with weight version {stored.version}")
+    worst, tokens = 0.0, 0
+    for name, row, heat in rows:
+        found = _logprobs(subject, row, heat)
+        for at, (trained, a, b) in enumerate(zip(row.loss_mask, row.logprobs, found, strict=True)):
+            gap = abs(a - b) if math.isfinite(a - b) else math.inf
+            if trained and gap > _tolerance(subject):
+                token = row.completion_ids[at : at + 1]
+                texts = (f"{subject.decode(token)} {p:.5f}" for p in (a, b))
+                raise Drift(
+                    f"a stored log-probability differs by {gap:.2g}",
+                    "the episode was sampled with other weights, or at another temperature than "
+                    "the run's",
+                    Place(name, at, token, token, *texts),
+                    largest=gap,
+                )
+            worst, tokens = max(worst, gap if trained else 0.0), tokens + trained
+    text = f"{tokens} tokens of {len(rows)} stored episodes: largest difference {worst:.2g}"
+    return Passed(text, figures={"tokens": tokens, "largest": worst})
 
 
 def tokenized_again(
@@ -74,182 +151,78 @@ def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[in
     return ends
 
 
-_PLAIN = ("plain", "react", "act_only")
-"""Agents that pass observations to the policy unchanged."""
-
-_SCORED = 8
-"""Number of stored rows whose log-probabilities are recomputed."""
-
-_CHANGED = "the file or the agent was changed after the run; audit another run"
-
-_AGREE = 1e-3
-"""Tolerance of a stored log-probability: the run used other batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRow:
-    """A row of tokens of a stored episode."""
-
-    name: str
-    trajectory: Trajectory
-    number: int
-    """0 for the episode's first row."""
-    turns: Sequence[Turn]
-    """The turns that were sampled in the row."""
-    tokens: Tokens
-    temperature: float
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """(P,) ids of the prompt."""
-        return self.tokens.prompt_ids
-
-    @property
-    def completion_ids(self) -> list[int]:
-        """(T,) ids of the completion."""
-        return self.tokens.completion_ids
-
-    @property
-    def loss_mask(self) -> list[int]:
-        """(T,) 1 for tokens that are trained on."""
-        return self.tokens.loss_mask
-
-
-def stored_tokens_are_the_episodes(subject: Subject) -> Passed:
-    """Stored ids match the stored texts: prompts, masks, turn ends and texts between turns."""
-    stored, chat = _stored(subject), subject.require_chat()
-    if is_black_box(stored.config.agent):
-        raise NotApplicable("the agent is a program of its own, whose requests are not stored")
-    total = sum(map(len, stored.trajectories.values()))
-    rows = list(_rows(stored))
-    if not rows:
-        raise NotApplicable(f"none of the {total} stored episodes has tokens")
-    for row in rows:
-        _check_shape(row)
-        check_mask(row, row.turns, chat)
-    rebuilt: list[Tokens] = []
-    for row in rows:
-        if row.number == 0:
-            rebuilt = _rebuilt_rows(subject, stored.config, row)
-        _check_ids(subject, rebuilt[row.number], row)
-        if type_of(stored.config.agent) in _PLAIN:
-            own, template = subject.view(row.trajectory, stored.config)
-            form = own.form(subject.settings.form)
-            check_separators(row, row.turns, own, template, subject.decode, form)
-    episodes = sum(row.number == 0 for row in rows)
-    without = total - episodes
-    notes = []
-    if without:
-        notes.append(f"{without} of {total} stored episodes have no tokens and are not checked")
-    text = f"{episodes} stored episodes"
-    if len(rows) > episodes:
-        text += f", in {len(rows)} rows because of context resets,"
-    return Passed(f"{text} have the tokens of their texts", notes)
-
-
-def stored_logprobs_are_the_models(subject: Subject) -> Passed:
-    """The log-probabilities of stored episodes are those of the audited weights."""
-    stored = _stored(subject)
-    if stored.version is None:
-        raise NotApplicable("the step of the audited weights is unknown")
-    rows = [row for row in _rows(stored) if _versions(row) == {stored.version}][:_SCORED]
-    if not rows:
-        raise NotApplicable(f"no stored episode was sampled with weight version {stored.version}")
-    worst, tokens = 0.0, 0
-    for row in rows:
-        found = _logprobs(subject, row)
-        for at, (trained, a, b) in enumerate(
-            zip(row.loss_mask, row.tokens.logprobs, found, strict=True)
-        ):
-            gap = abs(a - b) if math.isfinite(a - b) else math.inf
-            if trained and gap > _tolerance(subject):
-                token = row.completion_ids[at : at + 1]
-                texts = (f"{subject.decode(token)} {p:.5f}" for p in (a, b))
-                raise Drift(
-                    f"a stored log-probability differs by {gap:.2g}",
-                    "the episode was sampled with other weights, or at another temperature than "
-                    "the run's",
-                    Place(row.name, at, token, token, *texts),
-                    largest=gap,
-                )
-            worst, tokens = max(worst, gap if trained else 0.0), tokens + trained
-    text = f"{tokens} tokens of {len(rows)} stored episodes: largest difference {worst:.2g}"
-    return Passed(text, figures={"tokens": tokens, "largest": worst})
-
-
 def _stored(subject: Subject) -> Stored:
     if subject.stored is None:
         raise NotApplicable("the subject is a model, not a run")
     return subject.stored
 
 
-def _rows(stored: Stored) -> Iterator[StoredRow]:
+def _episodes(stored: Stored) -> Iterator[tuple[str, Trajectory, float]]:
+    """(place, episode, temperature) of all stored episodes."""
+    config = stored.config
     for file, trajectories in stored.trajectories.items():
-        config = stored.config
         heat = config.eval.temperature if file.startswith("eval") else config.temperature
         for line, trajectory in enumerate(trajectories, 1):
-            first, where = 0, f"{file}.jsonl, episode {line}"
-            for number, tokens in enumerate(trajectory.rows):
-                is_last = number == len(trajectory.further_rows)
-                # `_check_shape` reports turns beyond those of the last row.
-                end = len(trajectory.turns) if is_last else first + len(tokens.turn_ends)
-                turns = trajectory.turns[first:end]
-                first = end
-                name = where if not trajectory.further_rows else f"{where}, row {number + 1}"
-                yield StoredRow(name, trajectory, number, turns, tokens, heat)
+            yield f"{file}.jsonl, episode {line}", trajectory, heat
 
 
-def _versions(row: StoredRow) -> set[int]:
-    return {v for v, m in zip(row.tokens.versions, row.loss_mask, strict=True) if m}
+def _rows(where: str, trajectory: Trajectory) -> Iterator[tuple[str, Tokens]]:
+    """(place, tokens) of each row of an episode."""
+    for number, row in enumerate(trajectory.rows, 1):
+        yield f"{where}, row {number}" if trajectory.further_rows else where, row
 
 
-def _check_shape(row: StoredRow) -> None:
-    tokens = row.tokens
-    lengths = {
-        name: len(getattr(tokens, name))
-        for name in ("completion_ids", "loss_mask", "logprobs", "versions")
-    }
-    if len(set(lengths.values())) > 1 or len(tokens.turn_ends) != len(row.turns):
-        raise Drift(
-            f"its lists have different lengths: {lengths}, {len(tokens.turn_ends)} turn ends, "
-            f"{len(row.turns)} turns",
-            _CHANGED,
-            Place(row.name),
-        )
+def _chat_of(subject: Subject, stored: Stored, trajectory: Trajectory) -> Chat:
+    """The chat of a stored episode's environment."""
+    chat, with_tools = subject.require_chat(), bool(subject.template.tools)
+    if not stored.config.envs and not with_tools:
+        return chat
+    tools = tools_of(trajectory.env) if with_tools else ()
+    kept = subject.kept_reasoning or subject.settings.keep_reasoning
+    return subject.chat_with(trajectory.instruction, tools, keep_reasoning=kept)
 
 
-def _rebuilt_rows(subject: Subject, config: RLConfig, row: StoredRow) -> list[Tokens]:
-    """Rebuild the rows of an episode; raises `Drift` if their number differs."""
-    chat, _ = subject.view(row.trajectory, config)
-    form = chat.form(format_of(config.agent, config.action_format))
+def _check_episode(
+    subject: Subject, stored: Stored, where: str, trajectory: Trajectory, chat: Chat
+) -> None:
+    """Raise `Drift` unless ids and texts match, and agent and template give the same tokens."""
+    if sum(len(row.turn_ends) for row in trajectory.rows) != len(trajectory.turns):
+        raise Drift("its rows have another number of turns", _OTHER, Place(where))
+    turns = iter(trajectory.turns)
+    for name, row in _rows(where, trajectory):
+        _check_texts(name, row, turns, chat)
+    agent = stored.config.agent
+    form = chat.form(format_of(agent, stored.config.action_format))
     try:
-        rows = tokenized_again(row.trajectory, chat, config.agent, form)
+        rebuilt = tokenized_again(trajectory, chat, agent, form)
     except ConfigError as error:
-        raise Drift(str(error), _CHANGED, Place(row.name)) from error
-    if len(rows) != len(row.trajectory.rows):
-        raise Drift(
-            f"it has {len(row.trajectory.rows)} rows, but the agent creates {len(rows)}",
-            _CHANGED,
-            Place(row.name),
-        )
-    return rows
+        raise Drift(str(error), _OTHER, Place(where)) from error
+    if len(rebuilt) != len(trajectory.rows):
+        text = f"it has {len(trajectory.rows)} rows, but the agent creates {len(rebuilt)}"
+        raise Drift(text, _OTHER, Place(where))
+    for again, (name, row) in zip(rebuilt, _rows(where, trajectory), strict=True):
+        for part in ("prompt", "completion"):
+            expected, found = (getattr(each, f"{part}_ids") for each in (again, row))
+            at = first_difference(expected, found)
+            if at is not None:
+                fact = f"a stored {part} differs from the tokens of the episode's texts"
+                raise Drift(fact, _OTHER, subject.place(name, at, expected, found))
+        if (again.loss_mask, again.turn_ends) != (row.loss_mask, row.turn_ends):
+            raise Drift("a stored mask does not match its turns", _OTHER, Place(name))
 
 
-def _check_ids(subject: Subject, rebuilt: Tokens, row: StoredRow) -> None:
-    """Raise `Drift` unless the stored row equals the rebuilt one."""
-    for name, expected, found in (
-        ("prompt", rebuilt.prompt_ids, row.prompt_ids),
-        ("completion", rebuilt.completion_ids, row.completion_ids),
-    ):
-        at = difference(expected, found)
-        if at is not None:
-            raise Drift(
-                f"a stored {name} differs from the tokens of the episode's texts",
-                "the run used another tokenizer, template, instruction or agent",
-                subject.place(row.name, at, expected, found),
-            )
-    if (rebuilt.loss_mask, rebuilt.turn_ends) != (row.loss_mask, row.tokens.turn_ends):
-        raise Drift("a stored mask does not match its turns", _CHANGED, Place(row.name))
+def _check_texts(name: str, row: Tokens, turns: Iterator[Turn], chat: Chat) -> None:
+    """Raise `Drift` unless the sampled ids of a row decode to the texts of the next turns."""
+    spans, tokens = trained_spans(row.loss_mask), len(row.completion_ids)
+    lengths = {len(row.loss_mask), len(row.logprobs), len(row.versions)}
+    if lengths != {tokens} or len(spans) != len(row.turn_ends):
+        raise Drift("its lists have different lengths", _OTHER, Place(name))
+    for number, (start, end) in enumerate(spans, 1):
+        ids, expected = row.completion_ids[start:end], next(turns).response
+        found = chat.text_of(ids)
+        if found != expected:
+            place = replace(text_place(f"{name}, turn {number}", expected, found), token=start)
+            raise Drift("the ids of a stored turn decode to another text", _OTHER, place)
 
 
 def _tolerance(subject: Subject) -> float:
@@ -259,26 +232,18 @@ def _tolerance(subject: Subject) -> float:
 
 
 @torch.no_grad()
-def _logprobs(subject: Subject, row: StoredRow) -> list[float]:
+def _logprobs(subject: Subject, row: Tokens, temperature: float) -> list[float]:
     """(T,) log-probabilities of the completion, at its sampling temperature."""
     model = subject.model
     ids = torch.tensor([row.prompt_ids + row.completion_ids], device=model.device)  # (1, P + T)
     with evaluating(model):
         logits = model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1]  # (T, V)
-    logprobs = (logits.float() / (row.temperature or 1.0)).log_softmax(-1)  # (T, V)
+    logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)  # (T, V)
     chosen = logprobs.gather(1, ids[0, len(row.prompt_ids) :, None]).squeeze(1)  # (T,)
     return chosen.tolist()
 
 
-RULES: list[Rule[Subject]] = [
-    Rule(
-        "stored episodes",
-        "The stored tokens are those of the stored episodes.",
-        stored_tokens_are_the_episodes,
-    ),
-    Rule(
-        "stored log-probs",
-        "The stored probabilities are those of the audited weights.",
-        stored_logprobs_are_the_models,
-    ),
-]
+RULES: Mapping[str, Callable[[Subject], Passed]] = {
+    "stored episodes": stored_episodes,
+    "stored log-probs": stored_logprobs,
+}

@@ -1,30 +1,33 @@
-"""Rules about the chat template and `Chat`; they do not run the model."""
+"""Rules about the chat template and the tokenizer; they do not run the model.
+
+The first line of a rule's docstring is what it proves.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from agentgym_train.audit.host import CLEAN, PLAIN
+from agentgym_train.audit.episodes import OBSERVATIONS, PLAIN
 from agentgym_train.audit.rules import (
     Drift,
     NotApplicable,
     Passed,
     Place,
-    Rule,
     first_difference,
     text_place,
 )
 from agentgym_train.audit.subject import Subject
 
-_PLAIN_TURNS = [("look around", CLEAN[1]), ("get 2 oak logs", CLEAN[0])]
+_PLAIN_TURNS = [("look around", OBSERVATIONS[1]), ("get 2 oak logs", PLAIN)]
 _THOUGHT = "<think>\nI need wood first.\n</think>\n\nlook around"
 _TURNS = {
     "plain": _PLAIN_TURNS,
     "an empty observation": [("look around", ""), *_PLAIN_TURNS],
-    "an empty reply": [("", CLEAN[1]), *_PLAIN_TURNS],
+    "an empty reply": [("", OBSERVATIONS[1]), *_PLAIN_TURNS],
     "replies of many lines": [("Thought: é 雪\n\nAction: look", "No."), *_PLAIN_TURNS],
-    "reasoning": [(_THOUGHT, CLEAN[1]), *_PLAIN_TURNS],
+    "reasoning": [(_THOUGHT, OBSERVATIONS[1]), *_PLAIN_TURNS],
 }
 """(reply, observation) turns by their special property; replies have no surrounding spaces."""
 _ACTIONS = ("plain", "an empty observation")
@@ -32,8 +35,8 @@ _ACTIONS = ("plain", "an empty observation")
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
-def chat_is_made(subject: Subject) -> Passed:
-    """`Chat` supports the template."""
+def chat(subject: Subject) -> Passed:
+    """Agentgym supports the template, which renders every message once."""
     if subject.chat_error is not None:
         remedy = "use another chat template"
         if subject.kept_reasoning:
@@ -54,15 +57,15 @@ def chat_is_made(subject: Subject) -> Passed:
     return Passed("instruction, observations and replies are rendered once each", notes)
 
 
-def history_only_grows(subject: Subject) -> Passed:
-    """Each rendering starts with the previous rendering and its reply."""
+def append_only(subject: Subject) -> Passed:
+    """Sampled tokens stay unchanged: later turns never change earlier ones."""
     template, rewritten, notes = subject.template, [], []
     compared = {n: turns for n, turns in _TURNS.items() if n in _ACTIONS or not template.tools}
     for name, turns in compared.items():
         before = template.render(template.opening(PLAIN))
         for number, (reply, _) in enumerate(turns, 1):
             now = template.render(template.conversation(PLAIN, turns[:number]))
-            expected = before + subject.reply(reply)
+            expected = before + (reply if subject.chat is None else subject.reply(reply))
             if now.startswith(expected):
                 before = now
                 continue
@@ -83,8 +86,8 @@ def history_only_grows(subject: Subject) -> Passed:
     return Passed(f"{grown} of {len(compared)} conversations are append-only", notes)
 
 
-def rendering_does_not_depend_on_the_clock(subject: Subject) -> Passed:
-    """A conversation's rendering does not depend on the time."""
+def clock(subject: Subject) -> Passed:
+    """A prompt does not change with the time."""
     template = subject.template
     times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
     messages = template.conversation(PLAIN, _PLAIN_TURNS)
@@ -101,18 +104,9 @@ def rendering_does_not_depend_on_the_clock(subject: Subject) -> Passed:
     return Passed("equal at any time")
 
 
-def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
-    """The first prompt is the template's rendering, and a reply follows it directly."""
-    chat, template = subject.require_chat(), subject.template
-    prompt = template.render(template.opening(PLAIN))
-    found, expected = chat.start(PLAIN), template.ids(prompt)
-    at = first_difference(expected, found)
-    if at is not None:
-        raise Drift(
-            "the first prompt is not the template's rendering",
-            "report a bug in chat.py with the tokenizer's name",
-            subject.place("first prompt", at, expected, found),
-        )
+def first_prompt(subject: Subject) -> Passed:
+    """The prompt ends exactly where the template expects the policy's reply."""
+    template, found = subject.template, subject.require_chat().start(PLAIN)
     bos = subject.tokenizer.bos_token_id
     # In later positions it may start a turn, as in SmolLM2.
     if bos is not None and found[:2] == [bos, bos]:
@@ -120,31 +114,22 @@ def sampling_begins_where_the_template_ends(subject: Subject) -> Passed:
             "the first prompt starts with two BOS tokens",
             "remove the BOS token from the template",
         )
+    prompt = template.render(template.opening(PLAIN))
     closed = template.render([*template.opening(PLAIN), template.reply("look")], False)
-    reply = subject.reply("look")
-    if not closed.startswith(prompt + reply) and not subject.kept_reasoning:
+    if not closed.startswith(prompt) and not subject.kept_reasoning:
         raise Drift(
             "a reply does not follow the generation prompt directly",
             _KEEP,
-            text_place("first reply", prompt + reply, closed),
+            text_place("first reply", prompt, closed),
         )
     return Passed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
 
 
-def deltas_are_the_templates(subject: Subject) -> Passed:
-    """Appending turn by turn gives the ids of the whole conversation, tokenized at once."""
-    chat, template = subject.require_chat(), subject.template
+def turn_deltas(subject: Subject) -> Passed:
+    """Appending turn by turn gives the same ids as rendering the whole conversation."""
     compared = 0
-    for observation in CLEAN:
-        turns = [("look around", observation), ("get 2 oak logs", observation), ("inventory", "")]
-        found = chat.start(observation)
-        for reply, answer in turns:
-            ids = chat.response_ids(chat.demonstration(subject.reply(reply)))
-            found += ids + chat.delta(ids, answer)
-        if subject.kept_reasoning:
-            expected = _piece_by_piece(subject, observation, turns)
-        else:
-            expected = template.ids(template.render(template.conversation(observation, turns)))
+    for observation in OBSERVATIONS:
+        expected, found = _rendered_and_grown(subject, observation)
         at = first_difference(expected, found)
         if at is not None:
             same = subject.decode(expected) == subject.decode(found)
@@ -155,119 +140,119 @@ def deltas_are_the_templates(subject: Subject) -> Passed:
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return Passed(f"{compared} ids are equal, for {len(CLEAN)} kinds of observations")
+    return Passed(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
 
 
-def _piece_by_piece(subject: Subject, observation: str, turns: list[tuple[str, str]]) -> list[int]:
-    """The append-only conversation of a template that changes earlier turns."""
-    template, chat = subject.template, subject.require_chat()
-    ids = template.ids(template.render(template.opening(observation)))
+def _rendered_and_grown(subject: Subject, observation: str) -> tuple[list[int], list[int]]:
+    """The ids of a conversation as the template renders it, and as it grows turn by turn.
+
+    If the template changes earlier turns, only those after the first reply.
+    """
+    made, template = subject.require_chat(), subject.template
+    turns = [("look around", observation), ("get 2 oak logs", observation), ("inventory", "")]
+    turns = turns[:1] if subject.kept_reasoning else turns
+    found = made.start(observation)
     for reply, answer in turns:
-        response = chat.response_ids(chat.demonstration(subject.reply(reply)))
-        between = template.ids(template.after_reply(answer))
-        ids += response + chat.without_end(response, between)
-    return ids
+        ids = made.response_ids(subject.reply(reply))
+        delta = made.delta(ids, answer)
+        found += ids + delta
+    expected = template.ids(template.render(template.conversation(observation, turns)))
+    return (expected[-len(delta) :], delta) if subject.kept_reasoning else (expected, found)
 
 
-def a_turn_has_an_end(subject: Subject) -> Passed:
-    """There is an end-of-turn token, and deltas and demonstrations contain it once."""
-    chat = subject.require_chat()
-    control = subject.template.control_tokens()
-    if chat.end_id not in control:
+def end_of_turn(subject: Subject) -> Passed:
+    """The policy can end its turn, and generation stops there."""
+    made, control = subject.require_chat(), subject.template.control_tokens()
+    if made.end_id not in control:
         raise Drift(
-            f"the end-of-turn token, id {chat.end_id}, is not a special token",
+            f"the end-of-turn token, id {made.end_id}, is not a special token",
             "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
-    cut, ended = chat.delta([], "No."), chat.delta([chat.end_id], "No.")
-    reply = chat.response_ids(chat.demonstration(subject.reply("look")))
-    if cut[1:] != ended or cut[0] not in control or reply.count(chat.end_id) != 1:
-        raise Drift(
-            "the ids after a truncated turn and after a finished turn differ",
-            "report a bug in chat.py with the tokenizer's name",
-            subject.place("after a reply", 0, [chat.end_id, *ended], cut),
-        )
     notes = []
-    if chat.end_id not in subject.end_ids:
-        end = control[chat.end_id]
+    if made.end_id not in subject.end_ids:
+        end = control[made.end_id]
         notes.append(f"the model's generation_config does not stop at {end}; agentgym does")
-    ignored = [i for i in subject.end_ids if i not in chat.stop_ids]
+    ignored = [i for i in subject.end_ids if i not in made.stop_ids]
     if ignored:
         text = ", ".join(f"{i} ({subject.decode([i])!r})" for i in ignored)
         notes.append(f"ends of the generation_config that are ordinary tokens are ignored: {text}")
-    names = ", ".join(f"{control.get(i, '?')} ({i})" for i in chat.stop_ids)
-    _check_stops_inside(subject, names)
-    return Passed(f"a turn ends with {control[chat.end_id]}; sampling stops at {names}", notes)
-
-
-def _check_stops_inside(subject: Subject, names: str) -> None:
-    """Raise `Drift` if sampling would stop in a turn with reasoning before the turn's end."""
-    chat, template = subject.require_chat(), subject.template
-    if template.tools:
-        return
-    turn = template.ids(template.turn("look", thinking=True) or "")
-    stop = next((number for number, i in enumerate(turn) if i in chat.stop_ids), None)
+    names = ", ".join(f"{control.get(i, '?')} ({i})" for i in made.stop_ids)
+    reasoning = _reasoning_ids(subject)
+    stop = next((number for number, i in enumerate(reasoning) if i in made.stop_ids), None)
     if stop is not None:
         raise Drift(
             f"sampling stops at {names}, of which one is inside a turn with reasoning",
             "remove it from the model's generation_config",
-            subject.place("a turn with reasoning", stop, turn, turn[: stop + 1]),
+            subject.place("a turn with reasoning", stop, reasoning, reasoning[: stop + 1]),
         )
+    return Passed(f"a turn ends with {control[made.end_id]}; sampling stops at {names}", notes)
 
 
-def demonstrations_are_rendered(subject: Subject) -> Passed:
-    """A demonstrated action is trained as the template renders it after its prompt."""
-    chat, template = subject.require_chat(), subject.template
-    action, notes = "get 2 oak logs", []
-    bare = subject.form.render(action) if template.tools else action
-    prompt, ids = chat.start(PLAIN), chat.response_ids(chat.demonstration(bare))
-    found = subject.decode([*prompt, *ids])[len(subject.decode(prompt)) :]
-    expected = subject.reply(action) + subject.decode([chat.end_id])
-    renders = template.tools or any(
-        template.turn("", thinking=t) is not None for t in (True, False)
-    )
-    if not renders:
+def _reasoning_ids(subject: Subject) -> list[int]:
+    """The ids of a turn from the prompt to its reply, with reasoning; empty for tool calls."""
+    template = subject.template
+    if template.tools:
+        return []
+    opening = template.opening(PLAIN)
+    reply = template.reply("XREPLYX", reasoning_content="I think", thinking="I think")
+    prompt, whole = template.render(opening), template.render([*opening, reply], False)
+    if not whole.startswith(prompt):
+        return []
+    return template.ids(whole[len(prompt) :].partition("XREPLYX")[0])
+
+
+def demonstrations(subject: Subject) -> Passed:
+    """A demonstrated action is trained in the form that the template gives it."""
+    made, template = subject.require_chat(), subject.template
+    action = "get 2 Oak logs"
+    prompt, ids = made.start(PLAIN), made.response_ids(subject.reply(action))
+    found = subject.decode([*prompt, *ids[:-1]])[len(subject.decode(prompt)) :]
+    before = template.render(template.opening(PLAIN))
+    whole = template.render([*template.opening(PLAIN), template.reply(action)], False)
+    notes = []
+    if not whole.startswith(before):
         notes.append("the template renders no action after the prompt that it gives")
-    elif found != expected:
+    elif not whole.startswith(before + found):
         raise Drift(
             "a demonstrated action is not trained as the template renders it",
-            "report a bug in chat.py with the template",
-            text_place(f"the action {action!r}", expected, found),
+            "use a template that writes replies unchanged, and a tokenizer whose ids decode to "
+            "the text that they were made of",
+            text_place(f"the action {action!r}", whole[len(before) :], found),
         )
-    return Passed(f"an action is trained as {found!r}", notes)
+    return Passed(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
 
 
-def observations_hold_no_control_tokens(subject: Subject) -> Passed:
-    """The names of control tokens in an observation stay plain text."""
-    chat, control = subject.require_chat(), subject.template.control_tokens()
+def observation_text(subject: Subject) -> Passed:
+    """An environment's text cannot end a turn or forge a reply."""
+    made, control = subject.require_chat(), subject.template.control_tokens()
     added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
     if not added:
         raise NotApplicable("the tokenizer has no added tokens")
-    baseline = Counter(chat.start("a  b") + chat.delta([], "a  b"))
-    obeyed: list[str] = []
+    baseline = Counter(made.start("a  b") + made.delta([], "a  b"))
+    obeyed: dict[str, int] = {}
     single: list[str] = []
     for token, number in sorted(added.items(), key=lambda item: item[1]):
-        ids = chat.start(f"a {token} b") + chat.delta([], f"a {token} b")
-        if Counter(ids)[number] > baseline[number]:
-            (obeyed if number in control else single).append(token)
+        # A tokenizer that normalizes texts may read other spellings as the token.
+        for name in dict.fromkeys((token, token.upper(), token.lower())):
+            ids = made.start(f"a {name} b") + made.delta([], f"a {name} b")
+            if Counter(ids)[number] <= baseline[number]:
+                continue
+            if number in control:
+                obeyed[name] = number
+            elif name == token:
+                single.append(token)
     if obeyed:
-        number = added[obeyed[0]]
-        ids = chat.delta([chat.end_id], f"a {obeyed[0]} b")
+        name, number = next(iter(obeyed.items()))
+        ids = made.delta([made.end_id], f"a {name} b")
+        at = ids.index(number) if number in ids else None
         raise Drift(
             f"{len(obeyed)} names in an observation are tokenized as control tokens: "
-            f"{', '.join(obeyed[:6])}. An environment could end or forge a turn",
-            "add them to the tokenizer's additional_special_tokens, which chat.py tokenizes as "
-            "plain text",
-            Place("an observation", ids.index(number), (), [number], "plain text", obeyed[0]),
+            f"{', '.join([*obeyed][:6])}. An environment could end or forge a turn",
+            "add these tokens to the tokenizer with normalized=False, so that only their exact "
+            "names are tokenized as them",
+            Place("an observation", at, (), [number], "plain text", name),
             obeyed=len(obeyed),
         )
-    text = "a " + " b ".join(added) + " c"
-    for where, ids in (("first prompt", chat.start(text)), ("delta", chat.delta([], text))):
-        if text not in subject.decode(ids):
-            raise Drift(
-                "names of control tokens in an observation get other spaces",
-                "report a bug in text_ids.py with the tokenizer's name",
-                text_place(where, text, subject.decode(ids)),
-            )
     notes = []
     if single:
         text = ", ".join(single[:6])
@@ -275,37 +260,13 @@ def observations_hold_no_control_tokens(subject: Subject) -> Passed:
     return Passed(f"{len(added) - len(single)} names are tokenized as plain text", notes)
 
 
-RULES: list[Rule[Subject]] = [
-    Rule("chat", "agentgym supports the template, which renders every message once.", chat_is_made),
-    Rule(
-        "append-only",
-        "Sampled tokens stay unchanged: later turns never change earlier ones.",
-        history_only_grows,
-    ),
-    Rule(
-        "clock", "A prompt does not change with the time.", rendering_does_not_depend_on_the_clock
-    ),
-    Rule(
-        "first prompt",
-        "The prompt ends exactly where the template expects the policy's reply.",
-        sampling_begins_where_the_template_ends,
-    ),
-    Rule(
-        "turn deltas",
-        "Appending turn by turn gives the same ids as rendering the whole conversation.",
-        deltas_are_the_templates,
-    ),
-    Rule(
-        "end of turn", "The policy can end its turn, and generation stops there.", a_turn_has_an_end
-    ),
-    Rule(
-        "demonstrations",
-        "A demonstrated action is trained in the form that the template gives it.",
-        demonstrations_are_rendered,
-    ),
-    Rule(
-        "observation text",
-        "An environment's text cannot end a turn or forge a reply.",
-        observations_hold_no_control_tokens,
-    ),
-]
+RULES: Mapping[str, Callable[[Subject], Passed]] = {
+    "chat": chat,
+    "append-only": append_only,
+    "clock": clock,
+    "first prompt": first_prompt,
+    "turn deltas": turn_deltas,
+    "end of turn": end_of_turn,
+    "demonstrations": demonstrations,
+    "observation text": observation_text,
+}

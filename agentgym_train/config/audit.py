@@ -18,7 +18,7 @@ class AuditSettings(PolicyConfig):
     turns: Positive = 3
     """Turns per episode."""
     episodes: Positive = 4
-    """Number of episodes sampled from the model; scripted episodes are additional."""
+    """Number of episodes sampled from the model."""
     seed: Seed = 0
     """Seed of sampling."""
     instruction: str | None = "You are in a world of text. Answer with one action."

@@ -12,7 +12,7 @@ from examples.small_models import small_policy
 from tests.train.templates import tokenizer_with
 
 QUICK = AuditSettings(turns=2, episodes=2, turn_max_tokens=8, instruction="Craft.")
-RULES = {rule.name: rule for rule in audit.RULES}
+RULES = audit.RULES
 
 
 def subject_with(template=CHATML, settings=QUICK, engine=None, **model):
@@ -26,7 +26,7 @@ def subject_with(template=CHATML, settings=QUICK, engine=None, **model):
 
 
 def findings(subject, *names):
-    return {name: apply(RULES[name], subject) for name in names or RULES}
+    return {name: apply(name, RULES[name], subject) for name in names or RULES}
 
 
 def failed(subject, *names):

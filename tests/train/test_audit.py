@@ -15,7 +15,7 @@ from agentgym_env.errors import BadRequest
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit as check
-from agentgym_train.audit import audit as report
+from agentgym_train.audit import printing
 from agentgym_train.audit.rules import Place
 from agentgym_train.cli.audit import audit as audit_command
 from examples.small_models import small_policy
@@ -35,7 +35,6 @@ def test_a_healthy_model_passes_every_rule(name):
     assert skipped == {"stored episodes", "stored log-probs"}
     assert found["log-probs"].figures["max"] < 1e-5
     assert " 0 of them truncated" not in found["episodes"].detail
-    assert " 0 empty" not in found["episodes"].detail
 
 
 def test_log_probs_are_compared_at_the_temperature_of_sampling():
@@ -61,7 +60,7 @@ def run_of(tmp_path, subject, change=lambda trajectory: trajectory):
     store = RunStore(tmp_path / "run")
     (store.path / "trajectories").mkdir()
     store.write_json("run.json", {"config": config})
-    played = [row.trajectory for row in subject.episodes.sampled]
+    played = [row.trajectory for row in subject.episodes.rows]
     store.append_trajectories("eval_after", map(change, played))
     store.append_trajectories("train", [_replaced(played[0], tokens=None)])
     return check.subject_of(str(store.path), "float32", {"turns": 2, "episodes": 2})
@@ -119,9 +118,9 @@ def test_the_command_passes_shows_spans_without_colour_and_writes_json(tmp_path)
     assert "legend" in done.output and "TRAINED [" in done.output and "masked  [" in done.output
     assert "rules passed, 0 failed, 2 skipped" in done.output
     written = json.loads((tmp_path / "audit.json").read_text())
-    assert written["passed"] and written["counts"] == {"pass": 20, "FAIL": 0, "skipped": 2}
+    assert written["passed"] and written["counts"] == {"pass": 15, "FAIL": 0, "skipped": 2}
     assert [rule["rule"] for rule in written["rules"]] == list(RULES)
-    assert all(rule["proves"] for rule in written["rules"])
+    assert all(rule["proves"].endswith(".") for rule in written["rules"])
 
 
 def test_the_command_exits_with_1_on_drift_and_says_what_to_do(tmp_path):
@@ -159,8 +158,8 @@ def test_terminal_escapes_are_shown_as_text():
     assert one_line(hostile) == "\\x1b[31mred\\x1b[0m\\x07 \\u202e [bold]\\ud800 é 雪"
     subject = subject_with(settings=replace(QUICK, turns=12, episodes=2))
     with (console := Console(record=True, force_terminal=False, width=10_000)).capture() as said:
-        report.print_spans(console, subject, 10)
-        report._print_place(console, Place("x", 1, [1], [2], hostile, hostile))
+        printing.print_spans(console, subject, 10)
+        printing._print_place(console, Place("x", 1, [1], [2], hostile, hostile))
     assert "\\x1b[31mred" in said.get()
     assert "\x1b" not in said.get() and "\x07" not in said.get() and "\u202e" not in said.get()
 
@@ -171,9 +170,9 @@ def test_the_same_seed_gives_the_same_audit():
     assert found[0] == found[1]
     rows = zip(one.episodes.rows, two.episodes.rows, strict=True)
     for row, other in rows:
-        assert (row.ids, row.loss_mask) == (other.ids, other.loss_mask)
+        assert (row.ids, row.tokens.loss_mask) == (other.ids, other.tokens.loss_mask)
         # Which turns were sampled side by side depends on the clock, and sums on that.
-        assert row.engine_logprobs == pytest.approx(other.engine_logprobs, abs=1e-5)
+        assert row.tokens.logprobs == pytest.approx(other.tokens.logprobs, abs=1e-5)
 
 
 def test_a_real_tokenizer_of_a_world_passes():

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
+from transformers import AddedToken
 
+from agentgym_train.audit import rules
 from agentgym_train.audit.subject import Subject
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.models.setup import CHATML
-from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.model_actors import EpisodeTokens
-from agentgym_train.rollout.text_ids import TextIds
-from agentgym_train.training import batch
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
 from tests.train.templates import DROPS_REASONING, LLAMA3, any_tokenizer, tokenizer_with
 
 
 def test_a_template_that_drops_earlier_reasoning_fails_and_names_the_turn():
-    found = findings(subject_with(DROPS_REASONING), "chat", "append-only", "loss mask")
+    found = findings(subject_with(DROPS_REASONING), "chat", "append-only")
     assert found["chat"].status == found["append-only"].status == "FAIL"
     assert "drops the reasoning of earlier turns" in found["chat"].detail
     place = found["append-only"].place
     assert place.where == "with reasoning, after turn 1"
     assert "<think>" in place.expected and "<think>" not in place.found
     assert "keep_reasoning" in found["append-only"].remedy
-    assert found["loss mask"].status == "pass"
 
 
 def test_a_template_that_moves_the_instruction_to_the_last_message_fails():
@@ -58,11 +57,13 @@ def test_kept_reasoning_excuses_no_other_rewriting():
 
 def test_a_template_that_strips_on_one_side_fails_where_the_ids_part():
     strips = CHATML.replace("{{ m['content'] }}", "{{ m['content'].rstrip() }}")
-    found = findings(subject_with(strips, replace(QUICK, turns=6)), "turn deltas", "separators")
-    assert [f.status for f in found.values()] == ["FAIL", "FAIL"]
-    assert "'  spaces around  '" in found["turn deltas"].detail
-    assert found["turn deltas"].place.token > 0
-    assert found["separators"].place.where == "sampled episode 0, after turn 4"
+    found = findings(subject_with(strips), "turn deltas")["turn deltas"]
+    assert found.status == "FAIL" and "'  spaces around  '" in found.detail
+    assert found.place.token > 0
+    dropping = DROPS_REASONING.replace("+ content +", "+ content.rstrip() +")
+    assert dropping != DROPS_REASONING
+    kept = subject_with(dropping, replace(QUICK, keep_reasoning=True))
+    assert failed(kept, "turn deltas", "append-only") == {"turn deltas"}
 
 
 def test_a_template_with_the_time_of_day_fails_and_one_with_the_date_is_told():
@@ -74,11 +75,6 @@ def test_a_template_with_the_time_of_day_fails_and_one_with_the_date_is_told():
     assert found.status == "pass" and "inserts the date" in found.notes[0]
 
 
-def test_a_prompt_that_is_not_the_templates_fails(monkeypatch):
-    monkeypatch.setattr(Chat, "start", lambda self, text: self._encode(self._next, text))
-    assert failed(subject_with(), "first prompt") == {"first prompt"}
-
-
 def test_without_an_end_of_turn_there_is_no_chat_and_the_rest_is_skipped_not_passed():
     plain = (
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -88,38 +84,6 @@ def test_without_an_end_of_turn_there_is_no_chat_and_the_rest_is_skipped_not_pas
     assert "could not end its turn" in found["chat"].detail
     passed = {name for name, f in found.items() if f.status == "pass"}
     assert passed == {"append-only", "clock", "pad token", "vocabulary", "positions"}
-
-
-def test_an_end_token_that_is_doubled_after_a_turn_fails(monkeypatch):
-    sound = Chat.delta
-    monkeypatch.setattr(Chat, "delta", lambda self, _, text, *rest: sound(self, [], text, *rest))
-    assert failed(subject_with(), "end of turn", "turn deltas", "separators") == {
-        "end of turn", "turn deltas", "separators"
-    }  # fmt: skip
-
-
-def test_a_separator_that_is_lost_fails_with_both_texts(monkeypatch):
-    sound = Chat.delta
-
-    def lossy(self, ids, text, *rest):
-        found = sound(self, ids, text, *rest)
-        newline = self._tokenizer.encode("\n", add_special_tokens=False)[0]
-        found.remove(newline)
-        return found
-
-    monkeypatch.setattr(Chat, "delta", lossy)
-    found = findings(subject_with(), "turn deltas", "separators")
-    assert [f.status for f in found.values()] == ["FAIL", "FAIL"]
-    assert found["separators"].place.expected.startswith("\n<|im_start|>user") or found[
-        "separators"
-    ].place.expected.startswith("<|im_end|>\n<|im_start|>")
-
-
-def test_control_tokens_that_a_world_can_write_fail(monkeypatch):
-    monkeypatch.setattr(TextIds, "names_special", lambda self, text: False)
-    found = findings(subject_with(), "observation text")["observation text"]
-    assert found.status == "FAIL"
-    assert "<|im_end|>" in found.detail and "could end or forge a turn" in found.detail
 
 
 def test_a_begin_token_may_begin_turns_and_must_not_stand_twice():
@@ -194,48 +158,6 @@ def _with_dropout(engine):
     return engine
 
 
-def test_a_reply_that_is_tokenised_again_fails_at_its_first_other_id(monkeypatch):
-    tokenizer = tokenizer_with(CHATML)
-    sound = EpisodeTokens.add_response
-
-    def again(self, generation):
-        ids = tokenizer.encode(tokenizer.decode(generation.token_ids), add_special_tokens=False)
-        size = len(generation.token_ids)
-        ids = (ids + generation.token_ids)[:size]
-        sound(self, replace(generation, token_ids=ids))
-
-    monkeypatch.setattr(EpisodeTokens, "add_response", again)
-    found = findings(subject_with(tokenizer), "sampled ids")["sampled ids"]
-    assert found.status == "FAIL" and "not the sampled ones" in found.detail
-    assert found.place.expected_ids[0] != found.place.found_ids[0]
-
-
-def test_a_mask_that_is_shifted_by_one_fails(monkeypatch):
-    sound = EpisodeTokens.freeze
-
-    def shifted(self):
-        self.loss_mask = [0, *self.loss_mask[:-1]]
-        return sound(self)
-
-    monkeypatch.setattr(EpisodeTokens, "freeze", shifted)
-    assert failed(subject_with(), "sampled ids", "loss mask", "same context") == {
-        "sampled ids", "loss mask"
-    }  # fmt: skip
-
-
-def test_a_context_that_was_cut_before_sampling_fails(monkeypatch):
-    monkeypatch.setattr(
-        EpisodeTokens, "ids", property(lambda self: (self.prompt_ids + self.completion_ids)[1:])
-    )
-    assert "same context" in failed(subject_with(), "same context")
-
-
-def test_rewards_at_another_turns_tokens_fail(monkeypatch):
-    sound = batch._ends
-    monkeypatch.setattr(batch, "_ends", lambda row, turns: [e + 1 for e in sound(row, turns)])
-    assert failed(subject_with(), "batch", "loss mask") == {"batch"}
-
-
 def test_a_model_that_looks_at_padding_fails():
     subject = subject_with()
 
@@ -281,14 +203,28 @@ def test_a_model_that_stops_inside_its_reasoning_fails():
     assert found.status == "FAIL" and "inside a turn with reasoning" in found.detail
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_think", "gptoss", "glm4moe"])
-def test_a_demonstration_that_is_the_bare_action_fails(name, monkeypatch):
+def test_a_tokenizer_whose_ids_decode_to_another_text_fails():
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    found = findings(subject_with(tokenizer), "demonstrations")["demonstrations"]
+    assert found.status == "FAIL" and "a tokenizer whose ids decode to" in found.remedy
+    assert (found.place.expected[:8], found.place.found[:8]) == ("get 2 Oa", "get 2 oa")
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "gptoss", "glm4moe", "llama2", "mistral"])
+def test_demonstrations_that_are_rendered_pass(name):
     settings = replace(QUICK, keep_reasoning=True)
     assert not failed(subject_with(any_tokenizer(name), settings), "demonstrations")
-    monkeypatch.setattr(Chat, "demonstration", lambda self, text: text)
-    found = findings(subject_with(any_tokenizer(name), settings), "demonstrations")
-    assert found["demonstrations"].status == "FAIL"
-    assert "get 2 oak logs" in found["demonstrations"].place.found
+
+
+def test_a_control_token_with_another_spelling_fails():
+    tokenizer = tokenizer_with(CHATML)
+    assert not failed(subject_with(tokenizer), "observation text")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    found = findings(subject_with(tokenizer), "observation text")["observation text"]
+    assert found.status == "FAIL" and "normalized=False" in found.remedy
+    assert "<|STOP|>" in found.detail and "could end or forge a turn" in found.detail
 
 
 def test_a_template_that_renders_no_action_after_its_prompt_is_noted():
@@ -298,12 +234,7 @@ def test_a_template_that_renders_no_action_after_its_prompt_is_noted():
     assert found.status == "pass" and "renders no action after the prompt" in found.notes[0]
 
 
-@pytest.mark.parametrize("name", ["zephyr", "llama2", "mistral"])
-def test_words_that_get_a_space_of_the_tokenizers_own_fail(name, monkeypatch):
-    rules = ("observation text", "turn deltas", "demonstrations")
-    tokenizer = any_tokenizer(name, "first")
-    assert not failed(subject_with(tokenizer), *rules)
-    monkeypatch.setattr(TextIds, "following", lambda self, text, before="": self.ids(text))
-    found = findings(subject_with(tokenizer), *rules)
-    assert "FAIL" in {finding.status for finding in found.values()}
-    assert "other spaces" in found["observation text"].detail
+def test_no_remedy_is_a_report_of_a_bug():
+    """What only our code can break is tested here, and no rule."""
+    for path in Path(rules.__file__).parent.glob("*.py"):
+        assert "bug" not in path.read_text(encoding="utf-8"), path

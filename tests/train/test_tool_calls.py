@@ -22,8 +22,6 @@ from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.audit.stored_rules import tokenized_again
-from agentgym_train.audit.template import Template
-from agentgym_train.audit.token_rules import check_separators
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
@@ -42,6 +40,7 @@ from tests.train.auditing import failed, subject_with
 from tests.train.inprocess import rollouts
 from tests.train.templates import APPEND_ONLY, REAL, real_tokenizer, tokenizer_with
 from tests.train.test_openai_chat import Endpoint, client
+from tests.train.token_checks import Recorder, Separators, check_sampled, check_separators
 
 TOOLS = TextCraft().tool_specs()
 TEXTCRAFT = "agentgym/TextCraft-v0"
@@ -68,7 +67,7 @@ def test_a_written_call_is_read_back_and_its_end_is_the_templates(name):
 def test_turn_by_turn_gives_the_ids_of_the_whole_conversation(name):
     """The template's own rendering of a conversation with calls, tokenized at once."""
     tokenizer = real_tokenizer(name)
-    chat, template = chat_with(name, [ACT]), Template(tokenizer, "Play.", tools=[ACT])
+    chat, template = chat_with(name, [ACT]), Separators(tokenizer, "Play.", tools=[ACT])
     form = chat.form(None)
     turns = [("look", "You see a log."), ('say "hi"', 'Quoted "so"\nand more'), ("go", "")]
     ids = chat.start("Begin.")
@@ -86,7 +85,7 @@ def test_results_of_several_calls_are_each_a_message(name):
     text = tokenizer.decode(chat.delta([chat.end_id], "", answers))
     first, second = text.index("Got 1 log"), text.index("You hold")
     assert first < second
-    template = Template(tokenizer, "Play.", tools=TOOLS)
+    template = Separators(tokenizer, "Play.", tools=TOOLS)
     end = tokenizer.decode([chat.end_id])
     assert end + text == template.after_reply("", answers)
 
@@ -268,13 +267,11 @@ async def test_malformed_calls_are_answered_and_counted(make_host):
 
 
 class Junk:
-    """Writes turns of valid, wrong and random calls, cut or not, and keeps what it sampled."""
+    """Writes turns of valid, wrong and random calls, cut or not."""
 
     def __init__(self, chat, seed):
         self.draw = random.Random(seed)
         self.chat, self.form = chat, chat.form(None)
-        self.said: list[list[int]] = []
-        self.contexts: list[list[int]] = []
 
     def __call__(self, prompt, turn):
         kind = self.draw.random()
@@ -286,40 +283,28 @@ class Junk:
             ids = [self.draw.randrange(len(self.chat._tokenizer)) for _ in range(30)]
         elif kind < 0.5:
             ids = ids[:-1] + ids
-        self.said.append(list(ids))
-        self.contexts.append(list(prompt))
         return ids
 
 
 def fidelity(name, tokens, seed=0):
     """Play a scripted policy in TextCraft until it has sampled so many tokens; check all of it."""
     chat = chat_with(name)
-    template = Template(real_tokenizer(name), "Play.", tools=TOOLS)
+    template = Separators(real_tokenizer(name), "Play.", tools=TOOLS)
     settings = PolicyConfig(model="p", turn_max_tokens=400, max_tokens=10**6, action_format="tools")
     host = Host(SessionTable(TextCraft, env_id=TEXTCRAFT), token=None)
     sampled = episodes = 0
     tasks = TextCraft().tasks.split("train")
     while sampled < tokens:
-        policy = Junk(chat, f"{name}/{seed}/{episodes}")
-        actors = model_actor(ScriptedEngine(policy), chat, settings)
+        recorder = Recorder(ScriptedEngine(Junk(chat, f"{name}/{seed}/{episodes}")))
+        actors = model_actor(recorder, chat, settings)
         spec = EpisodeSpec(tasks[episodes % len(tasks)], episodes)
         (episode,) = asyncio.run(rollouts(host, actors).collect([spec], 30))
         (row,) = episode.rows
-        own = [i for i, m in zip(row.completion_ids, row.loss_mask, strict=True) if m]
-        assert own == [i for ids in policy.said for i in ids], "exactly the sampled tokens"
-        whole = row.prompt_ids + row.completion_ids
-        for context, ids in zip(policy.contexts, policy.said, strict=True):
-            assert whole[: len(context)] == context, "in the contexts in which they were sampled"
-            assert whole[len(context) : len(context) + len(ids)] == ids
+        check_sampled(row, recorder.exchanges)
         rebuilt = tokenized_again(episode, chat, "plain", chat.form(None))
         assert rebuilt[0].completion_ids == row.completion_ids
-        named = type("Named", (), {"name": "episode", **{f: getattr(row, f) for f in (
-            "prompt_ids", "completion_ids", "loss_mask")}})()  # fmt: skip
-        # Texts between the turns are the template's own.
-        check_separators(
-            named, episode.turns, chat, template, real_tokenizer(name).decode, chat.form(None)
-        )
-        sampled += len(own)
+        check_separators(row, episode.turns, chat, template, chat.form(None))
+        sampled += sum(row.loss_mask)
         episodes += 1
     return sampled
 
