@@ -1,4 +1,4 @@
-"""EvalReport: the episodes of a policy as figures with intervals, and two policies compared."""
+"""EvalReport: the episodes of policies as figures with intervals, and policies compared."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ import msgspec
 
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.evaluation.plan import EvalPlan, check_baseline
 from agentgym_train.evaluation.statistics import (
     Comparison,
     Interval,
     Values,
     bootstrap_interval,
     compare_values,
+    holm,
     mean_of_means,
     pass_at_k,
     rate_interval,
 )
 
-MANY_CUT: Final = 0.1
+_MANY_CUT: Final = 0.1
 """Share of cut turns above which there is a warning."""
+
+_COMPARED: Final = ("success", "score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,9 @@ class EvalReport:
 Reports = dict[str, EvalReport]
 """Evaluations of one policy by environment; empty if there was none."""
 
+EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
+"""Label of a policy -> its episodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Versus:
@@ -179,20 +186,12 @@ def figures_of(trajectory: Trajectory) -> EpisodeFigures:
 
 def warn_of_cuts(share: float | None, turn_max_tokens: int) -> str | None:
     """What to do about cut turns, if there are many."""
-    if share is None or not share > MANY_CUT:
+    if share is None or not share > _MANY_CUT:
         return None
     return (
         f"{share:.0%} of the turns were cut at turn_max_tokens={turn_max_tokens}, so they may end "
         "before their action; raise turn_max_tokens"
     )
-
-
-def why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
-    """Why there is nothing to report, if every episode was lost; else empty."""
-    if any(episode.counts for episode in episodes):
-        return ""
-    error = next((episode.error for episode in episodes), "nothing was played")
-    return f"all {len(episodes)} episodes were lost; the first error: {error}"
 
 
 def report_of(
@@ -205,7 +204,7 @@ def report_of(
     seed: int,
 ) -> EvalReport:
     """The report of one policy's episodes; raises `ConfigError` if every one was lost."""
-    if reason := why_none_counts(episodes):
+    if reason := _why_none_counts(episodes):
         raise ConfigError(reason)
     counted = [episode for episode in episodes if episode.counts]
     by_category: dict[str, list[EpisodeFigures]] = {}
@@ -265,11 +264,64 @@ def compare(
     return compare_values(ours, theirs, seed)
 
 
+def without_lost(played: EpisodesOf) -> tuple[EpisodesOf, dict[str, str]]:
+    """(the episodes of the policies that have a result, the reasons of those that have none).
+
+    Raises `ConfigError` if none has one.
+    """
+    lost = {label: why for label, episodes in played.items() if (why := _why_none_counts(episodes))}
+    if len(lost) == len(played):
+        raise ConfigError(next(iter(lost.values()), "nothing was played"))
+    return {label: episodes for label, episodes in played.items() if label not in lost}, lost
+
+
+def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:
+    """One report per policy."""
+    return {
+        label: report_of(
+            episodes,
+            env=plan.env,
+            split=plan.split,
+            horizon=plan.horizon,
+            samples=plan.samples,
+            seed=plan.seed,
+        )
+        for label, episodes in played.items()
+    }
+
+
+def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> list[Versus]:
+    """Compare every other policy with `baseline`, by default the first, by success and by score.
+
+    Raises `ConfigError` for an unknown baseline.
+    """
+    check_baseline(list(played), baseline)
+    against = baseline or next(iter(played))
+    others = [label for label in played if label != against]
+    found: list[Versus] = []
+    for figure in _COMPARED:
+        each = [compare(played[o], played[against], plan.seed, figure) for o in others]
+        corrected = holm([comparison.p for comparison in each])
+        found += [
+            Versus(other, against, figure, comparison, p)
+            for other, comparison, p in zip(others, each, corrected, strict=True)
+        ]
+    return found
+
+
 def _by_task(episodes: Iterable[EpisodeFigures], figure: str) -> Values:
     values: dict[str, list[float]] = {}
     for episode in episodes:
         values.setdefault(episode.task, []).append(float(getattr(episode, figure)))
     return list(values.values())
+
+
+def _why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
+    """Why there is nothing to report, if every episode was lost; else empty."""
+    if any(episode.counts for episode in episodes):
+        return ""
+    error = next((episode.error for episode in episodes), "nothing was played")
+    return f"all {len(episodes)} episodes were lost; the first error: {error}"
 
 
 def _pass_at_k(successes: Values, seed: int) -> tuple[list[float], list[Interval | None]]:
