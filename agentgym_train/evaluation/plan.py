@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from agentgym_env.errors import ConfigError, UnknownEnvironment, UnknownSplit
+from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.registry import full_id
 from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, move_aside
@@ -174,8 +174,10 @@ class Evaluation(Settings):
         Raises `ConfigError` or `UnknownSplit` for a task or split that the environment lacks.
         """
         named = [self.split] if isinstance(self.split, str) else self.split
+        if not named:
+            raise ConfigError("split is empty; write a split, or leave it out")
         there = [split for split in named if split in {**known.splits, **known.selections}]
-        split = (there or named or [DEFAULT_SPLIT])[0]
+        split = (there or named)[0]
         return chosen_tasks(known, self.tasks, split, self.limit or None, self.per_category or None)
 
     def plan(
@@ -258,15 +260,7 @@ def chosen_tasks(
     Named tasks must be in `split`, unless it is the default; then their own split is returned.
     """
     if not named:
-        try:
-            ids = list(known.split(split))
-        except UnknownSplit as error:
-            if not split.startswith("paper"):
-                raise
-            raise ConfigError(
-                f"{error}. The paper's tasks of WebArena need its own sites, and those of Search "
-                "the files of Search-R1; see docs/paper_tasks.md"
-            ) from error
+        ids = list(known.split(split))
     else:
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))

@@ -63,58 +63,23 @@ class EpisodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class CategoryReport:
-    """The figures of one of the world's own categories."""
-
-    episodes: int
-    success: float
-    turns: float
-    tasks: int = 0
-    success_interval: Interval | None = None
-    pass_at_k: list[float] = field(default_factory=list)
-    score: float = 0.0
-    tokens: float = 0.0
-    invalid_actions: float | None = None
-    cut_turns: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """The results of an evaluation. Lost episodes are excluded from means and counted separately.
+    """The figures of one of the world's own categories.
 
     Every interval is a 95 % interval over tasks; it is None for fewer than two tasks.
     """
 
-    policy: str
-    env: str
-    split: str
-    horizon: int
-    """Maximum turns per episode."""
-    seed: int
-    tasks: int
-    samples: int
-    """Episodes per task."""
     episodes: int
     """Episodes included in the means."""
-    lost: int
     success: float
     """Share of the episodes that succeeded."""
-    success_interval: Interval | None
-    reward: float
     turns: float
-    sampled_tokens: int
-    """In all episodes."""
-    outcomes: dict[str, int]
-    categories: dict[str, CategoryReport]
-    avg_at_k: float = 0.0
-    """The mean over tasks of the share of a task's samples that succeeded."""
+    tasks: int = 0
+    success_interval: Interval | None = None
     pass_at_k: list[float] = field(default_factory=list)
     """For k = 1, 2, ...: the mean over tasks of `pass_at_k`. A task with fewer than k samples,
     because others were lost, is excluded."""
-    pass_at_k_intervals: list[Interval | None] = field(default_factory=list)
     score: float = 0.0
     """Mean of the world's own score."""
-    score_interval: Interval | None = None
-    turns_interval: Interval | None = None
     tokens: float = 0.0
     """Sampled tokens per episode."""
     invalid_actions: float | None = None
@@ -122,6 +87,31 @@ class EvalReport:
     understand or rejects. None if the world does not report it."""
     cut_turns: float = 0.0
     """Share of turns that ended at `turn_max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport(CategoryReport):
+    """The results of an evaluation. Lost episodes are in no mean and are counted separately."""
+
+    policy: str
+    env: str
+    split: str
+    horizon: int
+    """Maximum turns per episode."""
+    seed: int
+    samples: int
+    """Episodes per task."""
+    lost: int
+    reward: float
+    sampled_tokens: int
+    """In all episodes."""
+    outcomes: dict[str, int]
+    categories: dict[str, CategoryReport]
+    avg_at_k: float = 0.0
+    """The mean over tasks of the share of a task's samples that succeeded."""
+    pass_at_k_intervals: list[Interval | None] = field(default_factory=list)
+    score_interval: Interval | None = None
+    turns_interval: Interval | None = None
     usage: dict[str, int] = field(default_factory=dict)
     """As counted by an endpoint, in all finished episodes."""
 
@@ -143,24 +133,14 @@ EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class Versus(Comparison):
     """One policy against another by one metric."""
 
     policy: str
     baseline: str
     figure: str
-    found: Comparison
     p_holm: float
     """The p-value, corrected for the other comparisons of that figure."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "policy": self.policy, "baseline": self.baseline, "figure": self.figure,
-            "effect": self.found.effect, "interval": self.found.interval, "p": self.found.p,
-            "p_holm": self.p_holm, "tasks": self.found.tasks, "better": self.found.better,
-            "worse": self.found.worse,
-        }  # fmt: skip
 
 
 def figures_of(trajectory: Trajectory) -> EpisodeFigures:
@@ -211,36 +191,29 @@ def report_of(
     for episode in counted:
         by_category.setdefault(episode.category or "all", []).append(episode)
     successes = _by_task(counted, "success")
-    passes, intervals = _pass_at_k(successes, seed)
     usage = Counter[str]()
     for episode in episodes:
         usage.update(episode.usage)
     return EvalReport(
+        **_shared(counted, seed),
         policy=counted[0].policy,
         env=env,
         split=split,
         horizon=horizon,
         seed=seed,
-        tasks=len(successes),
         samples=samples,
-        episodes=len(counted),
         lost=len(episodes) - len(counted),
-        success=fmean(e.success for e in counted),
-        success_interval=rate_interval(successes, seed),
         reward=fmean(e.reward for e in counted),
-        turns=fmean(e.turns for e in counted),
         sampled_tokens=sum(e.tokens for e in counted),
         outcomes=dict(sorted(Counter(e.outcome for e in episodes).items())),
-        categories={name: _category(part, seed) for name, part in sorted(by_category.items())},
+        categories={
+            name: CategoryReport(**_shared(part, seed))
+            for name, part in sorted(by_category.items())
+        },
         avg_at_k=mean_of_means(successes),
-        pass_at_k=passes,
-        pass_at_k_intervals=intervals,
-        score=fmean(e.score for e in counted),
+        pass_at_k_intervals=[rate_interval(each, seed) for each in _pass_at_k(successes)],
         score_interval=bootstrap_interval(_by_task(counted, "score"), seed),
         turns_interval=bootstrap_interval(_by_task(counted, "turns"), seed),
-        tokens=fmean(e.tokens for e in counted),
-        invalid_actions=_invalid_rate(counted),
-        cut_turns=_cut_rate(counted),
         usage=dict(sorted(usage.items())),
     )
 
@@ -303,7 +276,7 @@ def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> 
         each = [compare(played[o], played[against], plan.seed, figure) for o in others]
         corrected = holm([comparison.p for comparison in each])
         found += [
-            Versus(other, against, figure, comparison, p)
+            Versus(**asdict(comparison), policy=other, baseline=against, figure=figure, p_holm=p)
             for other, comparison, p in zip(others, each, corrected, strict=True)
         ]
     return found
@@ -324,30 +297,29 @@ def _why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
     return f"all {len(episodes)} episodes were lost; the first error: {error}"
 
 
-def _pass_at_k(successes: Values, seed: int) -> tuple[list[float], list[Interval | None]]:
-    passes: list[float] = []
-    intervals: list[Interval | None] = []
-    for k in range(1, max(map(len, successes)) + 1):
-        each = [[pass_at_k(len(task), int(sum(task)), k)] for task in successes if len(task) >= k]
-        passes.append(fmean(value for (value,) in each))
-        intervals.append(rate_interval(each, seed))
-    return passes, intervals
+def _pass_at_k(successes: Values) -> list[Values]:
+    """For k = 1, 2, ...: pass@k of each task with at least k samples, in a list of one."""
+    return [
+        [[pass_at_k(len(task), int(sum(task)), k)] for task in successes if len(task) >= k]
+        for k in range(1, max(map(len, successes)) + 1)
+    ]
 
 
-def _category(episodes: Sequence[EpisodeFigures], seed: int) -> CategoryReport:
+def _shared(episodes: Sequence[EpisodeFigures], seed: int) -> dict[str, Any]:
+    """The figures that an evaluation and each of its categories have."""
     successes = _by_task(episodes, "success")
-    return CategoryReport(
-        episodes=len(episodes),
-        success=fmean(e.success for e in episodes),
-        turns=fmean(e.turns for e in episodes),
-        tasks=len(successes),
-        success_interval=rate_interval(successes, seed),
-        pass_at_k=_pass_at_k(successes, seed)[0],
-        score=fmean(e.score for e in episodes),
-        tokens=fmean(e.tokens for e in episodes),
-        invalid_actions=_invalid_rate(episodes),
-        cut_turns=_cut_rate(episodes),
-    )
+    return {
+        "episodes": len(episodes),
+        "success": fmean(e.success for e in episodes),
+        "turns": fmean(e.turns for e in episodes),
+        "tasks": len(successes),
+        "success_interval": rate_interval(successes, seed),
+        "pass_at_k": [mean_of_means(each) for each in _pass_at_k(successes)],
+        "score": fmean(e.score for e in episodes),
+        "tokens": fmean(e.tokens for e in episodes),
+        "invalid_actions": _invalid_rate(episodes),
+        "cut_turns": sum(e.cut for e in episodes) / max(1, sum(e.turns for e in episodes)),
+    }
 
 
 def _invalid(trajectory: Trajectory) -> tuple[int, int] | None:
@@ -368,7 +340,3 @@ def _invalid_rate(episodes: Iterable[EpisodeFigures]) -> float | None:
             return None
         invalid, taken = invalid + episode.invalid[0], taken + episode.invalid[1]
     return invalid / taken if taken else None
-
-
-def _cut_rate(episodes: Sequence[EpisodeFigures]) -> float:
-    return sum(e.cut for e in episodes) / max(1, sum(e.turns for e in episodes))

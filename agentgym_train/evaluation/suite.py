@@ -199,11 +199,10 @@ def with_options(suite: Suite, env_kwargs: Mapping[str, Any], **options: int | N
         if entry.key in by_key:
             values["env_kwargs"] = {**entry.env_kwargs, **by_key[entry.key]}
         changed = {k: v for k, v in values.items() if v != getattr(entry, k)}
-        notes = [
-            f"--{name.replace('_', '-')} {json.dumps(value)}; in the suite's file "
-            f"{json.dumps(getattr(entry, name)) if getattr(entry, name) else 'none'}"
-            for name, value in changed.items()
-        ]
+        notes = []
+        for name, value in changed.items():
+            own = f" (in the file {json.dumps(before)})" if (before := getattr(entry, name)) else ""
+            notes.append(f"--{name.replace('_', '-')} {json.dumps(value)}{own}")
         entries[number] = replace(entry, **changed, notes=[*entry.notes, *notes])
     return replace(suite, evaluations=entries)
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -120,24 +120,27 @@ def versus_grid(comparisons: Sequence[Versus]) -> Grid:
     """One row per comparison; those by score only if score and success differ."""
     by_success = [each for each in comparisons if each.figure == "success"]
     by_score = [each for each in comparisons if each.figure == "score"]
-    same = [each.found for each in by_success] == [each.found for each in by_score]
+    same = all(
+        replace(a, figure="", p_holm=0) == replace(b, figure="", p_holm=0)
+        for a, b in zip(by_success, by_score, strict=True)
+    )
     shown = by_success if same else comparisons
     columns: dict[str, Callable[[Versus], str]] = {
-        "difference (95 %)": lambda v: f"{v.found.effect:+.3f}{_signed(v.found.interval)}",
-        "p": lambda v: _p(v.found.p),
+        "difference (95 %)": lambda v: f"{v.effect:+.3f}{_signed(v.interval)}",
+        "p": lambda v: _p(v.p),
     }
     if not same:
         columns = {"of": lambda v: v.figure, **columns}
     if len(by_success) > 1:
         columns["p (Holm)"] = lambda v: _p(v.p_holm)
-    columns["better"] = lambda v: str(v.found.better)
-    columns["worse"] = lambda v: str(v.found.worse)
-    counts = {each.found.tasks for each in shown}
+    columns["better"] = lambda v: str(v.better)
+    columns["worse"] = lambda v: str(v.worse)
+    counts = {each.tasks for each in shown}
     title = "Paired, task by task"
     if len(counts) == 1:
         title += f", over {counts.pop()} tasks"
     else:
-        columns["tasks"] = lambda v: str(v.found.tasks)
+        columns["tasks"] = lambda v: str(v.tasks)
     rows = [[f"{v.policy} - {v.baseline}", *(cell(v) for cell in columns.values())] for v in shown]
     return Grid(title, ["", *columns], rows)
 
@@ -166,7 +169,7 @@ def as_json(plan: EvalPlan, reports: Reports, comparisons: Sequence[Versus]) -> 
     whole: dict[str, Any] = {
         "evaluation": settings,
         "reports": {label: report.as_dict() for label, report in reports.items()},
-        "comparisons": [comparison.as_dict() for comparison in comparisons],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
     }
     return json.dumps(whole, indent=2) + "\n"
 
