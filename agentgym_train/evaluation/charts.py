@@ -10,7 +10,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from agentgym_env.printable import one_line
-from agentgym_train.evaluation.tables import Bar
+from agentgym_train.evaluation.statistics import Bar
 
 _COLORS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#6b6b6b")
 """The palette of Okabe and Ito, for color-blind readers."""
@@ -25,8 +25,8 @@ def bar_chart(
 ) -> None:
     """Draw success in groups, with a bar per row: `rows[label][i]` is that of `groups[i]`.
 
-    Rows in `published` are hatched in grey. A bar of 0 has a 0 in its place; one that is None,
-    because there is no result, is left out.
+    Rows in `published` are hatched in grey, without intervals. A bar of 0 has a 0 in its place; one
+    that is None, because there is no result, is left out.
     """
     thick = 0.84 / len(rows)
     height = 1.8 + len(groups) * max(0.45, 0.22 * len(rows))
@@ -47,7 +47,7 @@ def bar_chart(
                 [max(0.0, value - (ends or (value,))[0]) for _, value, ends in there],
                 [max(0.0, (ends or (value,))[-1] - value) for _, value, ends in there],
             ],
-            error_kw={"elinewidth": 1, "capsize": 2, "ecolor": "#333333"},
+            error_kw={"elinewidth": 1, "capsize": 0 if label in published else 2},
             label=_plain(label),
             **style,
         )
@@ -56,7 +56,7 @@ def bar_chart(
                 right = ends[1] if ends else 0.0
                 axis.text(right + 0.01, place, "0", va="center", fontsize="x-small")
     axis.set_yticks(range(len(groups)), [_plain(name) for name in groups])
-    axis.invert_yaxis()
+    axis.set_ylim(len(groups) - 0.5, -0.5)
     axis.set_xlim(0, 1.02)
     axis.set_xlabel("success, with 95 % intervals over tasks")
     axis.set_title(_plain(title), loc="left")

@@ -127,7 +127,7 @@ class Evaluation(Settings):
 
     name: str = ""
     """Its name in a suite: a column of the table, and a folder."""
-    env: str
+    env: str = ""
     """Id of the environment."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment, for the local server."""

@@ -36,8 +36,8 @@ from agentgym_train.evaluation.report import (
     reports_of,
     without_lost,
 )
+from agentgym_train.evaluation.statistics import Bar
 from agentgym_train.evaluation.tables import (
-    Bar,
     Grid,
     conclude,
     draw_if_possible,
@@ -83,7 +83,7 @@ class Entry(Evaluation):
 class Suite(Settings):
     """What a suite's file contains."""
 
-    evaluations: list[Entry]
+    evaluations: list[Entry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Remarks below the table that are about the whole suite."""
 
@@ -161,12 +161,14 @@ def read_suite(file: str) -> Suite:
     try:
         suite: Suite = converted_value(values, Suite, "suite")
         if not suite.evaluations:
-            raise ConfigError("evaluations is empty; write `- {name: NAME, env: ID}` for each")
+            raise ConfigError("evaluations is empty; write `{name: NAME, env: ID}` for each")
         keys: dict[str, int] = {}
         for number, entry in enumerate(suite.evaluations):
             place = f"evaluations[{number}]"
-            if not entry.name.strip():
-                raise ConfigError(f"{place} has no name; write `name: NAME`")
+            if not entry.name.strip() or not entry.env:
+                raise ConfigError(
+                    f"{place} needs a name and an env; write `{{name: NAME, env: ID}}`"
+                )
             if (other := keys.setdefault(entry.key, number)) != number:
                 raise ConfigError(
                     f"{place} is named {entry.name!r} like evaluations[{other}] (names are "

@@ -19,12 +19,9 @@ from rich.text import Text
 from agentgym_env.printable import UncutTable, one_line
 from agentgym_train.evaluation.plan import EvalPlan
 from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus, warn_of_cuts
-from agentgym_train.evaluation.statistics import Interval
+from agentgym_train.evaluation.statistics import Bar, Interval
 
 Reports = Mapping[str, EvalReport]
-
-Bar = tuple[float, Interval | None]
-"""A value and its interval."""
 
 MAX_CATEGORIES: Final = 40
 """With more categories, the chart shows only the total."""
