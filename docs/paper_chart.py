@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agentgym_train.evaluation.charts import Bar, grouped_bars
-from agentgym_train.evaluation.statistics import rate_interval
-from agentgym_train.evaluation.suite import chart_group, published_bars
+from agentgym_train.evaluation.charts import bar_chart
+from agentgym_train.evaluation.statistics import Bar, rate_interval
+from agentgym_train.evaluation.suite import read_suite
 
 WORLDS: Final = {
-    "TextCraft": chart_group(100, 30, own=False),
-    "BabyAI": chart_group(90, 20, own=False),
-    "SciWorld": chart_group(200, 30, own=False),
-    "WebArena": chart_group(50, 15, own=True),
-    "Search": chart_group(400, 30, own=True),
+    "TextCraft": "100 tasks, 30 turns",
+    "BabyAI": "90 tasks, 20 turns",
+    "SciWorld": "200 tasks, 30 turns",
+    "WebArena": "50 tasks of ours, 15 turns",
+    "Search": "400 tasks of ours, 30 turns",
 }
 
 
@@ -35,6 +35,10 @@ OURS: Final[dict[str, list[Bar | None]]] = {
 }
 
 if __name__ == "__main__":
-    groups = [f"{world}\n{tasks}" for world, tasks in WORLDS.items()]
+    entries = read_suite("starter:suites/paper.yaml").evaluations
+    published: dict[str, list[Bar | None]] = {
+        name: [(entry.published[name], None) for entry in entries] for name in entries[0].published
+    }
+    groups = [f"{world} ({facts})" for world, facts in WORLDS.items()]
     path = Path(__file__).parent / "images" / "paper.png"
-    grouped_bars(OURS, published_bars(list(WORLDS)), groups, path)
+    bar_chart({**OURS, **published}, groups, "success in the five worlds", path, published)

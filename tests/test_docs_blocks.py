@@ -29,8 +29,10 @@ from agentgym_env.cli.main import _commands, make_app
 from agentgym_env.errors import MissingExtra
 from agentgym_servers.fleet.spec import fleet_of
 from agentgym_train.algorithms import TokenBatch
+from agentgym_train.config.checks import converted_value
 from agentgym_train.config.keys import expand_flags
 from agentgym_train.config.read import method_config, read_method_config
+from agentgym_train.evaluation.suite import Suite
 from doc_blocks import ELSEWHERE, INSTALLS, LANGUAGES, PAGES, ROOT, SHELL, Block, Page, read_blocks
 
 ELSEWHERE_INSTALLED = {"openenv", "verifiers", "browsergym", "agentlab", "bgym"}
@@ -83,7 +85,8 @@ RUNNABLE = [
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path):
     with Page(tmp_path) as reader:
         for block in blocks_of(page):
-            if block.language in (*SHELL, "python") and not block.why_skipped():
+            runs = block.language in (*SHELL, "python") or block.file
+            if runs and not block.why_skipped():
                 reader.run(block)
 
 
@@ -139,6 +142,9 @@ def test_yaml_blocks_are_valid_configs():
             try:
                 if isinstance(values.get("servers"), dict):
                     fleet_of(values)
+                    return
+                if "evaluations" in values:
+                    converted_value(values, Suite, "suite")
                     return
                 needed = NEEDED[values.get("method", "rl")]
                 if "envs" in values:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,7 +18,6 @@ from agentgym_env.cli.options import (
     TokenFile,
     check_ending,
     check_folder_name,
-    choice_option,
     server_token,
     with_option_groups,
 )
@@ -24,17 +25,15 @@ from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions
 from agentgym_train.config.policy import PlayConfig, PolicyConfig
-from agentgym_train.evaluation.paper import SUITES
 from agentgym_train.evaluation.plan import (
     DEFAULT_SPLIT,
     EvalPlan,
+    Evaluation,
+    PolicyWords,
     check_baseline,
-    check_served,
-    chosen_tasks,
     eval_store,
 )
-from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.rollout.policy_name import POLICIES
+from agentgym_train.rollout.policy_name import POLICIES, PolicyName
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
@@ -44,6 +43,45 @@ _ENV: Final = SettingsOptions(
     optional=("env",),
 )
 _POLICY: Final = SettingsOptions(PolicyConfig, without=("model", "dtype"))
+
+_KEYS: Final = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ModelOptions:
+    """The options for models and their servers."""
+
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer of a vllm: policy. Default: the model that the server loaded."
+        ),
+    ] = None
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            help="Environment variable with the API key. Default: OPENAI_API_KEY or VLLM_API_KEY."
+        ),
+    ] = None
+    requests_per_minute: Annotated[
+        float, typer.Option(min=0.0, help="Rate limit of an openai: endpoint; 0 sets none.")
+    ] = 0.0
+    tokens_per_minute: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Rate limit of an openai: endpoint, including prompts; 0 sets none."
+        ),
+    ] = 0.0
+
+    def spec(self, name: PolicyName, settings: PolicyConfig, concurrency: int) -> PolicySpec:
+        """One policy; its model is not loaded yet."""
+        variable = self.api_key_env or _KEYS.get(name.kind)
+        key = os.environ.get(variable) if variable and name.kind in _KEYS else None
+        return PolicySpec(
+            replace(settings, model=str(name)), api_key=key, tokenizer=self.tokenizer,
+            concurrency=concurrency, requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+        )  # fmt: skip
 
 
 @with_option_groups
@@ -66,13 +104,15 @@ def evaluate(
     ] = None,
     suite: Annotated[
         str | None,
-        choice_option(
-            SUITES,
-            "Evaluate in several environments at once, with their tasks and turn limits, and with "
-            "--env-kwargs by environment",
+        typer.Option(
+            metavar="FILE",
+            help="Evaluate in several environments: a YAML file with a list of evaluations, such "
+            "as starter:suites/paper.yaml.",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes per task, for pass@k.")] = 1,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Episodes per task, for pass@k. Default: 1.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +148,7 @@ def evaluate(
     run: SettingsOf = None,
     *,
     of_policy: Annotated[dict[str, Any], _POLICY],
-    model_options: ModelOptions,
+    model_options: _ModelOptions,
     old: Annotated[None, OldOptions("--dtype", "--gateway", "--cuda-graphs")],
 ) -> None:
     """Evaluate policies on the same tasks.
@@ -119,47 +159,61 @@ def evaluate(
         check_folder_name("--out", out)
     if json_path is not None:
         check_ending("--json", json_path, ".json")
-    words = PolicyWords(policy, of_policy, run, model_options, concurrency or 16)
+    words = PolicyWords(
+        policy, of_policy, run, partial(model_options.spec, concurrency=concurrency or 16)
+    )
+    concurrency = concurrency or 256
     if suite is not None:
-        from agentgym_train.evaluation.suite import SuitePlan, run_suite, world_ids
-
-        _check_suite_options(of_env, token_file, split, tasks, baseline, json_path)
-        suite_plan = SuitePlan(
-            policies=words.by_world(world_ids()),
-            env_kwargs=of_env.get("env_kwargs", {}), horizon=of_env.get("horizon"),
-            samples=samples, seed=of_env.get("seed", 0), limit=limit, per_category=per_category,
-            concurrency=concurrency or 256,
-        )  # fmt: skip
-        path = out or suite_plan.folder()
-        with _resumable(path):
-            run_suite(suite_plan, path, Console(), fresh=fresh)
+        given = {
+            "--env": of_env.get("env"), "--server": of_env.get("servers"), "--tasks": tasks,
+            "--token-file": token_file, "--wrapper": of_env.get("wrappers"), "--split": split,
+            "--baseline": baseline, "--json": json_path,
+        }  # fmt: skip
+        if others := [option for option, value in given.items() if value]:
+            raise ConfigError(f"a suite has its own environments and tasks; leave out {others[0]}")
+        numbers = {"samples": samples, "limit": limit, "per_category": per_category}
+        _run_suite(suite, words, of_env, numbers, out, fresh, concurrency)
         return
+    check_baseline(words.labels, baseline)
     settings = PlayConfig(**{"env": "", **of_env})
     found = words.policies(settings.env)
-    check_baseline(found.labels, baseline)
     if not settings.env:
-        raise ConfigError("name an environment with --env, or use --suite paper")
-    instruction = found.settings.instruction
-    with (
-        RolloutRunner(
-            settings.env,
-            settings.servers,
-            token=server_token(token_file, has_server=bool(settings.servers)),
-            env_kwargs=settings.env_kwargs,
-            wrappers=settings.wrappers,
-            concurrency=concurrency or 256,
-        ) as runner,
-    ):
-        check_served(settings.env, runner.card.env)
-        ids, split = chosen_tasks(runner.tasks, tasks, split or DEFAULT_SPLIT, limit, per_category)
-        instruction = runner.card.instruction if instruction is None else instruction
-        plan = EvalPlan(
-            env=runner.card.env, env_kwargs=settings.env_kwargs, env_version=runner.card.version,
-            split=split, tasks=ids, samples=samples, horizon=settings.horizon,
-            seed=settings.seed, policy=replace(found.settings, instruction=instruction),
-            policies=found.plans, wrappers=settings.wrappers,
-        )  # fmt: skip
+        raise ConfigError("name an environment with --env, or a file of several with --suite")
+    evaluation = Evaluation(
+        env=settings.env, env_kwargs=settings.env_kwargs, servers=settings.servers,
+        wrappers=settings.wrappers, split=split or DEFAULT_SPLIT, tasks=tasks or [],
+        horizon=settings.horizon, samples=samples or 1, limit=limit or 0,
+        per_category=per_category or 0,
+    )  # fmt: skip
+    token = server_token(token_file, has_server=bool(settings.servers))
+    with evaluation.runner(concurrency, token) as runner:
+        plan = evaluation.plan(runner, found.settings, found.plans, settings.seed)
         _carry_out(plan, found.specs, runner, out, fresh, baseline, json_path)
+
+
+def _run_suite(
+    file: str,
+    words: PolicyWords,
+    of_env: Mapping[str, Any],
+    numbers: Mapping[str, int | None],
+    out: Path | None,
+    fresh: bool,
+    concurrency: int,
+) -> None:
+    """Read the suite, and run it with what the command line changes."""
+    from agentgym_train.evaluation.suite import SuitePlan, read_suite, run_suite, with_options
+
+    suite = with_options(
+        read_suite(file), of_env.get("env_kwargs", {}), horizon=of_env.get("horizon"), **numbers
+    )
+    plan = SuitePlan(
+        file=file, suite=suite, labels=words.labels, seed=of_env.get("seed", 0),
+        policies={entry.key: words.policies(entry.env, entry.key) for entry in suite.evaluations},
+        concurrency=concurrency,
+    )  # fmt: skip
+    path = out or plan.folder()
+    with _resumable(path):
+        run_suite(plan, path, Console(), fresh=fresh)
 
 
 def _carry_out(
@@ -172,13 +226,9 @@ def _carry_out(
     json_path: Path | None,
 ) -> None:
     """Play the missing episodes and write the report."""
-    from agentgym_train.evaluation.conclusion import (
-        comparisons_of,
-        conclude,
-        reports_of,
-        without_lost,
-    )
     from agentgym_train.evaluation.play import play_policies
+    from agentgym_train.evaluation.report import comparisons_of, reports_of, without_lost
+    from agentgym_train.evaluation.tables import conclude
 
     console = Console()
     path = out or plan.folder()
@@ -189,7 +239,9 @@ def _carry_out(
         if baseline in lost:
             raise ConfigError(f"the baseline {baseline} has no result: {lost[baseline]}")
         reports = reports_of(plan, kept)
-        conclude(store, plan, reports, comparisons_of(plan, kept, baseline), console, json_path)
+        conclude(
+            store.path, plan, reports, comparisons_of(plan, kept, baseline), console, json_path
+        )
         for label, reason in lost.items():
             console.print(Text(f"{label}: {one_line(reason)}", "yellow"), soft_wrap=True)
         if lost:
@@ -207,21 +259,3 @@ def _resumable(path: Path) -> Iterator[None]:
             soft_wrap=True, markup=False,
         )  # fmt: skip
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _check_suite_options(
-    of_env: Mapping[str, Any],
-    token_file: Path | None,
-    split: str | None,
-    tasks: list[str] | None,
-    baseline: str | None,
-    json_path: Path | None,
-) -> None:
-    given = {
-        "--env": of_env.get("env"), "--server": of_env.get("servers"), "--token-file": token_file,
-        "--wrapper": of_env.get("wrappers"), "--split": split, "--tasks": tasks,
-        "--baseline": baseline, "--json": json_path,
-    }  # fmt: skip
-    for option, value in given.items():
-        if value:
-            raise ConfigError(f"a suite has its own environments and tasks; leave out {option}")

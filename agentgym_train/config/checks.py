@@ -65,7 +65,7 @@ _WORDS: Final = {
 _WORD: Final = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 _BOUND: Final = re.compile(r"Expected `\w+` (>=|>|<=) (\d+(?:\.0*[1-9]\d*)?)(?:\.0)?")
 _BOUNDS: Final = {">=": "at least", ">": "above", "<=": "at most"}
-_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
 class Settings:

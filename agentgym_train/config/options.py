@@ -34,9 +34,6 @@ SettingsOf = Annotated[
 
 _SENTENCE: Final = re.compile(r"(?<=[^.]\.)\s")
 
-WORLD: Final = "{world}"
-"""Stands for the world's name in the folders of a suite's policies."""
-
 _OLD: Final[Mapping[str, tuple[bool, str]]] = {
     "--cuda-graphs": (True, "--engine '{type: hf, cuda_graphs: true}'"),
     "--dtype": (False, "--compute-dtype; it sets the data type of forward passes"),
@@ -133,18 +130,12 @@ class OldOptions:
         """Nothing."""
 
 
-def settings_of(
-    run: str | None, given: Mapping[str, Any], env: str = "", world: str = ""
-) -> dict[str, Any]:
+def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dict[str, Any]:
     """The given fields of `PolicyConfig`, and those of a run in an environment for the others.
 
-    `{world}` in `run` is the name of this world. Raises `ConfigError` for a run that cannot be
-    read.
+    Raises `ConfigError` for a run that cannot be read.
     """
-    if run is None:
-        return dict(given)
-    path = run.replace(WORLD, world) if world else run
-    return _stored_settings(path, env, given) | dict(given)
+    return dict(given) if run is None else _stored_settings(run, env, given) | dict(given)
 
 
 def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str, Any]:

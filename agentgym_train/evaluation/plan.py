@@ -1,4 +1,4 @@
-"""What an evaluation plays: tasks, their starts and policies, and the folder that records them."""
+"""What an evaluation plays: policies, tasks and their starts, and the folder that records them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,38 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from agentgym_env.errors import ConfigError, UnknownEnvironment, UnknownSplit
+from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.registry import full_id
 from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, move_aside
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.checks import Count, Positive, Settings
+from agentgym_train.config.options import settings_of
+from agentgym_train.config.policy import HORIZON, PolicyConfig
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.policy_name import PolicyName
+from agentgym_train.rollout.policy_name import PolicyName, check_agent, label_of, parse_labelled
+from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.runner import RolloutRunner
 
 DEFAULT_SPLIT: Final = "test"
 """The split of an evaluation that names none."""
 
-SEVERAL: Final = "several"
+FOLDER: Final = Path("runs/eval")
+
+NAME: Final = "{name}"
+"""Stands for the name of an evaluation in a suite's policies."""
+
+_SEVERAL: Final = "several"
 """The split in the record of an evaluation whose tasks are in several."""
 
-KIND: Final = "evaluation"
-
-FOLDER: Final = Path("runs/eval")
+_KIND: Final = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,149 @@ class PolicyPlan:
     """Its episodes are in `trajectories/FILE.jsonl`."""
     weights: str = ""
     """The digest of a model's folder, which changes when the model is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The policies of one evaluation."""
+
+    settings: PolicyConfig
+    """The settings that they share; each has its own model."""
+    plans: Sequence[PolicyPlan]
+    specs: Mapping[str, PolicySpec]
+    """By label."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Label -> why it cannot be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWords:
+    """What a command line says about the policies."""
+
+    texts: Sequence[str]
+    given: Mapping[str, Any]
+    """The fields of `PolicyConfig` that have an option."""
+    run: str | None
+    """The run whose settings are used for the others."""
+    spec: Callable[[PolicyName, PolicyConfig], PolicySpec]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all policies."""
+        return [label_of(text) for text in self.texts]
+
+    def policies(self, env: str, name: str = "") -> Policies:
+        """The policies in an environment; raises `ConfigError` for one that cannot be run.
+
+        `{name}` is the name of an evaluation in a suite, for which one that depends on it and
+        cannot be run is listed under `missing`.
+        """
+        settings, no_settings = self._settings(env, name)
+        named: list[tuple[str, PolicyName]] = []
+        missing: dict[str, str] = {}
+        for label, text in zip(self.labels, self.texts, strict=True):
+            try:
+                policy = parse_labelled(_in_evaluation(text, name))[1]
+                if no_settings and policy.samples_tokens:
+                    raise ConfigError(no_settings)
+            except ConfigError as error:
+                if not name or (NAME not in text and not no_settings):
+                    raise
+                missing[label] = str(error)
+            else:
+                named.append((label, policy))
+        if not missing:
+            check_agent(settings.agent, (policy for _, policy in named))
+        specs = {label: self.spec(policy, settings) for label, policy in named}
+        return Policies(settings=settings, plans=_policy_plans(named), specs=specs, missing=missing)
+
+    def _settings(self, env: str, name: str) -> tuple[PolicyConfig, str]:
+        """(the settings, why those of the run are missing)."""
+        run = self.run and _in_evaluation(self.run, name)
+        try:
+            return PolicyConfig(**settings_of(run, self.given, env)), ""
+        except ConfigError as error:
+            if run == self.run:
+                raise
+            return PolicyConfig(**self.given), str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(Settings):
+    """Which episodes are evaluated: an entry of a suite, or what the command line says."""
+
+    name: str = ""
+    """Its name in a suite: a column of the table, and a folder."""
+    env: str = ""
+    """Id of the environment."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment, for the local server."""
+    servers: list[str] = field(default_factory=list)
+    """Addresses of running servers. Empty starts a local one."""
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    """Gymnasium wrappers, innermost first."""
+    split: str | list[str] = DEFAULT_SPLIT
+    """Split of the tasks; of a list, the first split that the environment has here."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks instead of the whole split: ids, or files with ids."""
+    horizon: Positive = HORIZON
+    """Maximum turns per episode."""
+    samples: Positive = 1
+    """Episodes per task."""
+    limit: Count = 0
+    """Only this many tasks; 0 is no limit."""
+    per_category: Count = 0
+    """Only this many tasks of each category; 0 is no limit."""
+
+    def runner(self, concurrency: int, token: str | None = None) -> RolloutRunner:
+        """A runner of its environment, which starts a local server if there is no other.
+
+        Raises `ConfigError` if a running server has another environment.
+        """
+        runner = RolloutRunner(
+            self.env,
+            self.servers,
+            token=token,
+            env_kwargs=self.env_kwargs,
+            wrappers=self.wrappers,
+            concurrency=concurrency,
+        )
+        try:
+            check_served(self.env, runner.card.env)
+        except ConfigError:
+            runner.close()
+            raise
+        return runner
+
+    def chosen(self, known: TaskSet) -> tuple[list[str], str]:
+        """(its tasks in order, without repetitions; the name of their split).
+
+        Raises `ConfigError` or `UnknownSplit` for a task or split that the environment lacks.
+        """
+        named = [self.split] if isinstance(self.split, str) else self.split
+        if not named:
+            raise ConfigError("split is empty; write a split, or leave it out")
+        there = [split for split in named if split in {**known.splits, **known.selections}]
+        split = (there or named)[0]
+        return chosen_tasks(known, self.tasks, split, self.limit or None, self.per_category or None)
+
+    def plan(
+        self,
+        rollout_runner: RolloutRunner,
+        settings: PolicyConfig,
+        policies: Sequence[PolicyPlan],
+        seed: int,
+    ) -> EvalPlan:
+        """The plan of policies with these settings in the environment of its runner."""
+        tasks, split = self.chosen(rollout_runner.tasks)
+        if settings.instruction is None:
+            settings = replace(settings, instruction=rollout_runner.card.instruction)
+        return EvalPlan(
+            env=rollout_runner.card.env, env_kwargs=self.env_kwargs,
+            env_version=rollout_runner.card.version, split=split, tasks=tasks,
+            samples=self.samples, horizon=self.horizon, seed=seed, policy=settings,
+            policies=policies, wrappers=self.wrappers,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +230,9 @@ class EvalPlan:
     def folder(self) -> Path:
         """The default folder of an evaluation; each plan has its own."""
         whole = json.dumps(self.as_dict(), sort_keys=True).encode()
-        world = _file_name(self.env.rpartition("/")[2].rpartition(":")[2])
+        world = file_name(self.env.rpartition("/")[2].rpartition(":")[2])
         digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
-        return FOLDER / f"{world}-{_file_name(self.split)}-{digest}"
+        return FOLDER / f"{world}-{file_name(self.split)}-{digest}"
 
 
 def eval_starts(
@@ -93,24 +243,9 @@ def eval_starts(
     limit: int | None = None,
     per_category: int | None = None,
 ) -> list[EpisodeSpec]:
-    """`samples` episodes of each task of a split, or of its first ones; see `first_tasks`."""
-    ids = first_tasks(tasks, tasks.split(split), limit, per_category)
+    """`samples` episodes of each task of a split, or of its first ones; see `_first_tasks`."""
+    ids = _first_tasks(tasks, tasks.split(split), limit, per_category)
     return starts_of(tasks, ids, samples, seed, split)
-
-
-def first_tasks(
-    tasks: TaskSet, ids: Sequence[str], limit: int | None = None, per_category: int | None = None
-) -> Sequence[str]:
-    """The first `per_category` tasks of each category, and of those the first `limit`."""
-    if per_category is not None:
-        taken: Counter[str | None] = Counter()
-        first = []
-        for task in ids:
-            taken[tasks.category(task)] += 1
-            if taken[tasks.category(task)] <= per_category:
-                first.append(task)
-        ids = first
-    return ids[:limit]
 
 
 def chosen_tasks(
@@ -125,26 +260,18 @@ def chosen_tasks(
     Named tasks must be in `split`, unless it is the default; then their own split is returned.
     """
     if not named:
-        try:
-            ids = list(known.split(split))
-        except UnknownSplit as error:
-            if not split.startswith("paper"):
-                raise
-            raise ConfigError(
-                f"{error}. The paper's tasks of WebArena need its own sites, and those of Search "
-                "the files of Search-R1; see docs/paper_tasks.md"
-            ) from error
+        ids = list(known.split(split))
     else:
         ids = [task for text in named for task in _named_tasks(known, text)]
         ids = list(dict.fromkeys(known.canonical(task) for task in ids))
         if split == DEFAULT_SPLIT:
             splits = {known.split_of(task) for task in ids}
-            split = splits.pop() if len(splits) == 1 else SEVERAL
+            split = splits.pop() if len(splits) == 1 else _SEVERAL
         elif outside := sorted(set(ids).difference(known.split(split))):
             raise ConfigError(f"--tasks: {outside[0]!r} is not in split {split!r}")
     if not ids:
         raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
-    return list(first_tasks(known, ids, limit, per_category)), split
+    return list(_first_tasks(known, ids, limit, per_category)), split
 
 
 def check_served(wanted: str, served: str) -> None:
@@ -164,39 +291,23 @@ def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
 
 
 def starts_of(
-    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = SEVERAL
+    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = _SEVERAL
 ) -> list[EpisodeSpec]:
     """`samples` episodes per task. The seed of each depends on seed, task and sample alone.
 
-    They have the split that was asked for, or with `SEVERAL` each its task's own.
+    They have the split that was asked for, or with `_SEVERAL` each its task's own.
     """
     return [
         EpisodeSpec(
             task=task,
             seed=draw_seed("eval", seed, task, sample),
             sample=sample,
-            split=tasks.split_of(task) if split == SEVERAL else split,
+            split=tasks.split_of(task) if split == _SEVERAL else split,
             category=tasks.category(task),
         )
         for task in ids
         for sample in range(samples)
     ]
-
-
-def policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
-    """Policies with a file each; raises `ConfigError` if two have the same label."""
-    plans: list[PolicyPlan] = []
-    for label, name in named:
-        if any(plan.label == label for plan in plans):
-            raise ConfigError(
-                f"two policies have the label {label!r}; set another one: --policy LABEL={name}"
-            )
-        file = base = _file_name(label)
-        number = 2
-        while any(plan.file.lower() == file.lower() for plan in plans):
-            file, number = f"{base}-{number}", number + 1
-        plans.append(PolicyPlan(label, str(name), file, name.weights()))
-    return tuple(plans)
 
 
 @contextlib.contextmanager
@@ -210,7 +321,7 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
             move_aside(path)
         if (path / "run.json").is_file():
             store = RunStore.open(path)
-            if is_empty(store):
+            if _is_empty(store):
                 store.write_json("run.json", _facts(plan))
             _check_same(store, plan)
         elif not is_unused(path):
@@ -222,20 +333,65 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
         yield store
 
 
-def is_empty(store: RunStore) -> bool:
+def file_name(text: str) -> str:
+    """A text as a file name: short, with letters, digits and a few other characters."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
+
+
+def _first_tasks(
+    tasks: TaskSet, ids: Sequence[str], limit: int | None = None, per_category: int | None = None
+) -> Sequence[str]:
+    """The first `per_category` tasks of each category, and of those the first `limit`."""
+    if per_category is not None:
+        taken: Counter[str | None] = Counter()
+        first = []
+        for task in ids:
+            taken[tasks.category(task)] += 1
+            if taken[tasks.category(task)] <= per_category:
+                first.append(task)
+        ids = first
+    return ids[:limit]
+
+
+def _policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
+    """Policies with a file each; raises `ConfigError` if two have the same label."""
+    plans: list[PolicyPlan] = []
+    for label, name in named:
+        if any(plan.label == label for plan in plans):
+            raise ConfigError(
+                f"two policies have the label {label!r}; set another one: --policy LABEL={name}"
+            )
+        file = base = file_name(label)
+        number = 2
+        while any(plan.file.lower() == file.lower() for plan in plans):
+            file, number = f"{base}-{number}", number + 1
+        plans.append(PolicyPlan(label, str(name), file, name.weights()))
+    return tuple(plans)
+
+
+def _is_empty(store: RunStore) -> bool:
     """Whether an evaluation has no episode yet, because its policy could not be loaded, say."""
-    read_plan(store)
+    _read_plan(store)
     files = [path for path in store.path.rglob("*") if path.is_file()]
     return all(file.name in ("run.json", LOCK_FILE) for file in files)
 
 
-def read_plan(store: RunStore) -> dict[str, Any]:
+def _read_plan(store: RunStore) -> dict[str, Any]:
     """The plan of a stored evaluation; raises `ConfigError` if there is none."""
     run = store.read_json("run.json") or {}
-    if run.get("kind") != KIND:
+    if run.get("kind") != _KIND:
         raise ConfigError(f"{store.path} contains a run and no evaluation; choose another folder")
-    found: dict[str, Any] = run[KIND]
+    found: dict[str, Any] = run[_KIND]
     return found
+
+
+def _in_evaluation(text: str, name: str) -> str:
+    """A policy's text for an evaluation; `{name}/FOLDER` is a folder, never a hub's id."""
+    if "{world}" in text:
+        raise ConfigError(f"{text}: write {NAME} instead of {{world}}")
+    if not name:
+        return text
+    return re.sub(rf"(^|[=:]){re.escape(NAME)}/", rf"\1./{NAME}/", text).replace(NAME, name)
 
 
 def _named_tasks(known: TaskSet, text: str) -> list[str]:
@@ -282,17 +438,7 @@ def _item_ids(path: Path) -> list[str]:
 
 
 def _check_same(store: RunStore, plan: EvalPlan) -> None:
-    from agentgym_train.config.old_names import upgraded
-
-    now = plan.as_dict()
-    # Evaluations of earlier versions lack these keys.
-    before = {
-        "chat_template_kwargs": {},
-        "keep_reasoning": False,
-        "wrappers": [],
-        "engine": "hf",
-        **upgraded(read_plan(store)),
-    }
+    before, now = _read_plan(store), plan.as_dict()
     other = [name for name in now if before.get(name) != now[name]]
     if other:
         raise ConfigError(
@@ -311,7 +457,8 @@ def _shown(name: str, value: Any) -> str:
             f"{p['label']}={p['policy']}" + (f" (weights {p['weights']})" if p["weights"] else "")
             for p in value
         )
-    return _short(value)
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _facts(plan: EvalPlan) -> dict[str, Any]:
@@ -320,19 +467,9 @@ def _facts(plan: EvalPlan) -> dict[str, Any]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
-        "kind": KIND,
-        KIND: plan.as_dict(),
+        "kind": _KIND,
+        _KIND: plan.as_dict(),
         "seed": plan.seed,
         "command": " ".join(sys.argv),
         "versions": versions,
     }
-
-
-def _file_name(text: str) -> str:
-    """A text as a file name: short, with letters, digits and a few other characters."""
-    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from rich.console import Console
@@ -15,7 +12,7 @@ from rich.text import Text
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.evaluation.plan import EvalPlan, eval_starts, starts_of
+from agentgym_train.evaluation.plan import EvalPlan, PolicyPlan, eval_starts, starts_of
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport, figures_of, report_of
 from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
@@ -25,29 +22,8 @@ from agentgym_train.rollout.runner import RolloutRunner, live_status
 _CHUNK: Final = 4096
 """Episodes per call of the runner, which keeps their trajectories in memory until the last ends."""
 
-LoadActors = Callable[[], AbstractContextManager[EpisodeActorFactory]]
-"""Loads a policy; called only if there are episodes left to play."""
-
-
-@dataclass(slots=True)
-class StoredEpisodes:
-    """The episodes of an evaluation that a file contains."""
-
-    episodes: dict[tuple[str, int], EpisodeFigures] = field(default_factory=dict)
-    """By task and seed; a lost episode that was played again counts once, as not lost."""
-    broken: list[BrokenLine] = field(default_factory=list)
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Add an episode."""
-        figures = figures_of(trajectory)
-        key = figures.task, figures.seed
-        if key not in self.episodes or not self.episodes[key].counts:
-            self.episodes[key] = figures
-
-    def finished(self, start: EpisodeSpec) -> bool:
-        """Whether the episode was played and not lost."""
-        found = self.episodes.get((start.task, start.seed))
-        return found is not None and found.counts
+Stored = dict[tuple[str, int], EpisodeFigures]
+"""Episodes by task and seed; a lost one that was played again counts once, as not lost."""
 
 
 def evaluate(
@@ -113,93 +89,84 @@ def play_policies(
     specs: Mapping[str, PolicySpec],
     console: Console,
 ) -> dict[str, list[EpisodeFigures]]:
-    """Label -> episodes. Policies play one after another, so only one model is in memory."""
-    env_instruction = rollout_runner.card.instruction
-    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
-    return {
-        policy.label: play_rest(
-            store,
-            policy.file,
-            rollout_runner,
-            partial(
-                specs[policy.label].actors,
-                env_instruction,
-                rollout_runner.run,
-                rollout_runner.card.tools,
-            ),
-            starts,
-            horizon=plan.horizon,
-            instruction=plan.policy.system_prompt(env_instruction),
-            console=console,
-            label=policy.label,
-        )
-        for policy in plan.policies
-    }
-
-
-def play_rest(
-    store: RunStore,
-    file: str,
-    rollout_runner: RolloutRunner,
-    load_actors: LoadActors,
-    starts: Sequence[EpisodeSpec],
-    *,
-    horizon: int,
-    instruction: str,
-    console: Console,
-    label: str,
-) -> list[EpisodeFigures]:
-    """The figures of every start: play the missing episodes and store them.
+    """Label -> the figures of every start: play the missing episodes and store them.
 
     An episode is stored when it ends; if the process is killed, only running episodes are lost.
-    Lost episodes are played again.
+    Lost episodes are played again. Policies play one after another, so only one model is in memory.
     """
-    stored = read_stored(store, file)
-    left = [start for start in starts if not stored.finished(start)]
-    _show_stored(console, label, stored, len(starts) - len(left), len(starts))
-    if left:
-        with load_actors() as new_actor, progress_bar(console) as progress:
-            live = live_status(rollout_runner, progress)
-            bar = progress.add_task(
-                escape(one_line(label, 40)), total=len(starts), status=live,
-                completed=len(starts) - len(left),
-            )  # fmt: skip
-
-            def keep(trajectory: Trajectory) -> None:
-                store.append_trajectories(file, [trajectory])
-                stored.add(trajectory)
-                progress.advance(bar)
-
-            for first in range(0, len(left), _CHUNK):
-                rollout_runner.collect(
-                    new_actor,
-                    left[first : first + _CHUNK],
-                    horizon,
-                    instruction=instruction,
-                    on_episode=keep,
-                )
-            progress.update(bar, status="")
-    return [stored.episodes[start.task, start.seed] for start in starts]
+    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
+    played = {}
+    for policy in plan.policies:
+        stored = _read_stored(store, policy, len(starts), console)
+        left = [start for start in starts if not _is_finished(stored, start)]
+        if left:
+            _play_rest(store, plan, policy, rollout_runner, specs, stored, left, console)
+        played[policy.label] = [stored[start.task, start.seed] for start in starts]
+    return played
 
 
-def read_stored(store: RunStore, file: str) -> StoredEpisodes:
-    """The episodes of `trajectories/FILE.jsonl`; an incomplete line is not an episode."""
-    stored = StoredEpisodes()
-    for _, row in each_line(store.path / "trajectories" / f"{file}.jsonl", Trajectory):
+def _play_rest(
+    store: RunStore,
+    plan: EvalPlan,
+    policy: PolicyPlan,
+    rollout_runner: RolloutRunner,
+    specs: Mapping[str, PolicySpec],
+    stored: Stored,
+    left: Sequence[EpisodeSpec],
+    console: Console,
+) -> None:
+    """Play the episodes that are left, and add them to the store and to `stored`."""
+    card, total = rollout_runner.card, len(plan.tasks) * plan.samples
+    actors = specs[policy.label].actors(card.instruction, rollout_runner.run, card.tools)
+    with actors as new_actor, progress_bar(console) as progress:
+        live = live_status(rollout_runner, progress)
+        label = escape(one_line(policy.label, 40))
+        bar = progress.add_task(label, total=total, status=live, completed=total - len(left))
+
+        def keep(trajectory: Trajectory) -> None:
+            store.append_trajectories(policy.file, [trajectory])
+            _add(stored, trajectory)
+            progress.advance(bar)
+
+        for first in range(0, len(left), _CHUNK):
+            rollout_runner.collect(
+                new_actor,
+                left[first : first + _CHUNK],
+                plan.horizon,
+                instruction=plan.policy.system_prompt(card.instruction),
+                on_episode=keep,
+            )
+        progress.update(bar, status="")
+
+
+def _read_stored(store: RunStore, policy: PolicyPlan, requested: int, console: Console) -> Stored:
+    """The stored episodes of a policy, and a report of them; an incomplete line is no episode."""
+    stored: Stored = {}
+    broken: list[BrokenLine] = []
+    for _, row in each_line(store.path / "trajectories" / f"{policy.file}.jsonl", Trajectory):
         if isinstance(row, BrokenLine):
-            stored.broken.append(row)
+            broken.append(row)
         else:
-            stored.add(row)
+            _add(stored, row)
+    for line in broken:
+        text = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is ignored."
+        console.print(Text(one_line(text), "yellow"), soft_wrap=True)
+    found = sum(episode.counts for episode in stored.values())
+    if found or broken:
+        now = f"; {requested - found} are played now" if found < requested else ""
+        text = f"{one_line(policy.label)}: {found} of {requested} episodes are stored already{now}."
+        console.print(Text(text), soft_wrap=True)
     return stored
 
 
-def _show_stored(
-    console: Console, label: str, stored: StoredEpisodes, found: int, requested: int
-) -> None:
-    for line in stored.broken:
-        text = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is ignored."
-        console.print(Text(one_line(text), "yellow"), soft_wrap=True)
-    if found or stored.broken:
-        now = f"; {requested - found} are played now" if found < requested else ""
-        text = f"{one_line(label)}: {found} of {requested} episodes are stored already{now}."
-        console.print(Text(text), soft_wrap=True)
+def _add(stored: Stored, trajectory: Trajectory) -> None:
+    figures = figures_of(trajectory)
+    key = figures.task, figures.seed
+    if key not in stored or not stored[key].counts:
+        stored[key] = figures
+
+
+def _is_finished(stored: Stored, start: EpisodeSpec) -> bool:
+    """Whether an episode was played and not lost."""
+    found = stored.get((start.task, start.seed))
+    return found is not None and found.counts

@@ -1,4 +1,4 @@
-"""EvalReport: the episodes of a policy as figures with intervals, and two policies compared."""
+"""EvalReport: the episodes of policies as figures with intervals, and policies compared."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ import msgspec
 
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
+from agentgym_train.evaluation.plan import EvalPlan, check_baseline
 from agentgym_train.evaluation.statistics import (
     Comparison,
     Interval,
     Values,
     bootstrap_interval,
     compare_values,
+    holm,
     mean_of_means,
     pass_at_k,
     rate_interval,
 )
 
-MANY_CUT: Final = 0.1
+_MANY_CUT: Final = 0.1
 """Share of cut turns above which there is a warning."""
+
+_COMPARED: Final = ("success", "score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +63,23 @@ class EpisodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class CategoryReport:
-    """The figures of one of the world's own categories."""
-
-    episodes: int
-    success: float
-    turns: float
-    tasks: int = 0
-    success_interval: Interval | None = None
-    pass_at_k: list[float] = field(default_factory=list)
-    score: float = 0.0
-    tokens: float = 0.0
-    invalid_actions: float | None = None
-    cut_turns: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """The results of an evaluation. Lost episodes are excluded from means and counted separately.
+    """The figures of one of the world's own categories.
 
     Every interval is a 95 % interval over tasks; it is None for fewer than two tasks.
     """
 
-    policy: str
-    env: str
-    split: str
-    horizon: int
-    """Maximum turns per episode."""
-    seed: int
-    tasks: int
-    samples: int
-    """Episodes per task."""
     episodes: int
     """Episodes included in the means."""
-    lost: int
     success: float
     """Share of the episodes that succeeded."""
-    success_interval: Interval | None
-    reward: float
     turns: float
-    sampled_tokens: int
-    """In all episodes."""
-    outcomes: dict[str, int]
-    categories: dict[str, CategoryReport]
-    avg_at_k: float = 0.0
-    """The mean over tasks of the share of a task's samples that succeeded."""
+    tasks: int = 0
+    success_interval: Interval | None = None
     pass_at_k: list[float] = field(default_factory=list)
     """For k = 1, 2, ...: the mean over tasks of `pass_at_k`. A task with fewer than k samples,
     because others were lost, is excluded."""
-    pass_at_k_intervals: list[Interval | None] = field(default_factory=list)
     score: float = 0.0
     """Mean of the world's own score."""
-    score_interval: Interval | None = None
-    turns_interval: Interval | None = None
     tokens: float = 0.0
     """Sampled tokens per episode."""
     invalid_actions: float | None = None
@@ -118,6 +87,31 @@ class EvalReport:
     understand or rejects. None if the world does not report it."""
     cut_turns: float = 0.0
     """Share of turns that ended at `turn_max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport(CategoryReport):
+    """The results of an evaluation. Lost episodes are in no mean and are counted separately."""
+
+    policy: str
+    env: str
+    split: str
+    horizon: int
+    """Maximum turns per episode."""
+    seed: int
+    samples: int
+    """Episodes per task."""
+    lost: int
+    reward: float
+    sampled_tokens: int
+    """In all episodes."""
+    outcomes: dict[str, int]
+    categories: dict[str, CategoryReport]
+    avg_at_k: float = 0.0
+    """The mean over tasks of the share of a task's samples that succeeded."""
+    pass_at_k_intervals: list[Interval | None] = field(default_factory=list)
+    score_interval: Interval | None = None
+    turns_interval: Interval | None = None
     usage: dict[str, int] = field(default_factory=dict)
     """As counted by an endpoint, in all finished episodes."""
 
@@ -134,26 +128,19 @@ class EvalReport:
 Reports = dict[str, EvalReport]
 """Evaluations of one policy by environment; empty if there was none."""
 
+EpisodesOf = Mapping[str, Sequence[EpisodeFigures]]
+"""Label of a policy -> its episodes."""
+
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class Versus(Comparison):
     """One policy against another by one metric."""
 
     policy: str
     baseline: str
     figure: str
-    found: Comparison
     p_holm: float
     """The p-value, corrected for the other comparisons of that figure."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "policy": self.policy, "baseline": self.baseline, "figure": self.figure,
-            "effect": self.found.effect, "interval": self.found.interval, "p": self.found.p,
-            "p_holm": self.p_holm, "tasks": self.found.tasks, "better": self.found.better,
-            "worse": self.found.worse,
-        }  # fmt: skip
 
 
 def figures_of(trajectory: Trajectory) -> EpisodeFigures:
@@ -179,20 +166,12 @@ def figures_of(trajectory: Trajectory) -> EpisodeFigures:
 
 def warn_of_cuts(share: float | None, turn_max_tokens: int) -> str | None:
     """What to do about cut turns, if there are many."""
-    if share is None or not share > MANY_CUT:
+    if share is None or not share > _MANY_CUT:
         return None
     return (
         f"{share:.0%} of the turns were cut at turn_max_tokens={turn_max_tokens}, so they may end "
         "before their action; raise turn_max_tokens"
     )
-
-
-def why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
-    """Why there is nothing to report, if every episode was lost; else empty."""
-    if any(episode.counts for episode in episodes):
-        return ""
-    error = next((episode.error for episode in episodes), "nothing was played")
-    return f"all {len(episodes)} episodes were lost; the first error: {error}"
 
 
 def report_of(
@@ -205,43 +184,36 @@ def report_of(
     seed: int,
 ) -> EvalReport:
     """The report of one policy's episodes; raises `ConfigError` if every one was lost."""
-    if reason := why_none_counts(episodes):
+    if reason := _why_none_counts(episodes):
         raise ConfigError(reason)
     counted = [episode for episode in episodes if episode.counts]
     by_category: dict[str, list[EpisodeFigures]] = {}
     for episode in counted:
         by_category.setdefault(episode.category or "all", []).append(episode)
     successes = _by_task(counted, "success")
-    passes, intervals = _pass_at_k(successes, seed)
     usage = Counter[str]()
     for episode in episodes:
         usage.update(episode.usage)
     return EvalReport(
+        **_shared(counted, seed),
         policy=counted[0].policy,
         env=env,
         split=split,
         horizon=horizon,
         seed=seed,
-        tasks=len(successes),
         samples=samples,
-        episodes=len(counted),
         lost=len(episodes) - len(counted),
-        success=fmean(e.success for e in counted),
-        success_interval=rate_interval(successes, seed),
         reward=fmean(e.reward for e in counted),
-        turns=fmean(e.turns for e in counted),
         sampled_tokens=sum(e.tokens for e in counted),
         outcomes=dict(sorted(Counter(e.outcome for e in episodes).items())),
-        categories={name: _category(part, seed) for name, part in sorted(by_category.items())},
+        categories={
+            name: CategoryReport(**_shared(part, seed))
+            for name, part in sorted(by_category.items())
+        },
         avg_at_k=mean_of_means(successes),
-        pass_at_k=passes,
-        pass_at_k_intervals=intervals,
-        score=fmean(e.score for e in counted),
+        pass_at_k_intervals=[rate_interval(each, seed) for each in _pass_at_k(successes)],
         score_interval=bootstrap_interval(_by_task(counted, "score"), seed),
         turns_interval=bootstrap_interval(_by_task(counted, "turns"), seed),
-        tokens=fmean(e.tokens for e in counted),
-        invalid_actions=_invalid_rate(counted),
-        cut_turns=_cut_rate(counted),
         usage=dict(sorted(usage.items())),
     )
 
@@ -265,6 +237,51 @@ def compare(
     return compare_values(ours, theirs, seed)
 
 
+def without_lost(played: EpisodesOf) -> tuple[EpisodesOf, dict[str, str]]:
+    """(the episodes of the policies that have a result, the reasons of those that have none).
+
+    Raises `ConfigError` if none has one.
+    """
+    lost = {label: why for label, episodes in played.items() if (why := _why_none_counts(episodes))}
+    if len(lost) == len(played):
+        raise ConfigError(next(iter(lost.values()), "nothing was played"))
+    return {label: episodes for label, episodes in played.items() if label not in lost}, lost
+
+
+def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:
+    """One report per policy."""
+    return {
+        label: report_of(
+            episodes,
+            env=plan.env,
+            split=plan.split,
+            horizon=plan.horizon,
+            samples=plan.samples,
+            seed=plan.seed,
+        )
+        for label, episodes in played.items()
+    }
+
+
+def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> list[Versus]:
+    """Compare every other policy with `baseline`, by default the first, by success and by score.
+
+    Raises `ConfigError` for an unknown baseline.
+    """
+    check_baseline(list(played), baseline)
+    against = baseline or next(iter(played))
+    others = [label for label in played if label != against]
+    found: list[Versus] = []
+    for figure in _COMPARED:
+        each = [compare(played[o], played[against], plan.seed, figure) for o in others]
+        corrected = holm([comparison.p for comparison in each])
+        found += [
+            Versus(**asdict(comparison), policy=other, baseline=against, figure=figure, p_holm=p)
+            for other, comparison, p in zip(others, each, corrected, strict=True)
+        ]
+    return found
+
+
 def _by_task(episodes: Iterable[EpisodeFigures], figure: str) -> Values:
     values: dict[str, list[float]] = {}
     for episode in episodes:
@@ -272,30 +289,37 @@ def _by_task(episodes: Iterable[EpisodeFigures], figure: str) -> Values:
     return list(values.values())
 
 
-def _pass_at_k(successes: Values, seed: int) -> tuple[list[float], list[Interval | None]]:
-    passes: list[float] = []
-    intervals: list[Interval | None] = []
-    for k in range(1, max(map(len, successes)) + 1):
-        each = [[pass_at_k(len(task), int(sum(task)), k)] for task in successes if len(task) >= k]
-        passes.append(fmean(value for (value,) in each))
-        intervals.append(rate_interval(each, seed))
-    return passes, intervals
+def _why_none_counts(episodes: Sequence[EpisodeFigures]) -> str:
+    """Why there is nothing to report, if every episode was lost; else empty."""
+    if any(episode.counts for episode in episodes):
+        return ""
+    error = next((episode.error for episode in episodes), "nothing was played")
+    return f"all {len(episodes)} episodes were lost; the first error: {error}"
 
 
-def _category(episodes: Sequence[EpisodeFigures], seed: int) -> CategoryReport:
+def _pass_at_k(successes: Values) -> list[Values]:
+    """For k = 1, 2, ...: pass@k of each task with at least k samples, in a list of one."""
+    return [
+        [[pass_at_k(len(task), int(sum(task)), k)] for task in successes if len(task) >= k]
+        for k in range(1, max(map(len, successes)) + 1)
+    ]
+
+
+def _shared(episodes: Sequence[EpisodeFigures], seed: int) -> dict[str, Any]:
+    """The figures that an evaluation and each of its categories have."""
     successes = _by_task(episodes, "success")
-    return CategoryReport(
-        episodes=len(episodes),
-        success=fmean(e.success for e in episodes),
-        turns=fmean(e.turns for e in episodes),
-        tasks=len(successes),
-        success_interval=rate_interval(successes, seed),
-        pass_at_k=_pass_at_k(successes, seed)[0],
-        score=fmean(e.score for e in episodes),
-        tokens=fmean(e.tokens for e in episodes),
-        invalid_actions=_invalid_rate(episodes),
-        cut_turns=_cut_rate(episodes),
-    )
+    return {
+        "episodes": len(episodes),
+        "success": fmean(e.success for e in episodes),
+        "turns": fmean(e.turns for e in episodes),
+        "tasks": len(successes),
+        "success_interval": rate_interval(successes, seed),
+        "pass_at_k": [mean_of_means(each) for each in _pass_at_k(successes)],
+        "score": fmean(e.score for e in episodes),
+        "tokens": fmean(e.tokens for e in episodes),
+        "invalid_actions": _invalid_rate(episodes),
+        "cut_turns": sum(e.cut for e in episodes) / max(1, sum(e.turns for e in episodes)),
+    }
 
 
 def _invalid(trajectory: Trajectory) -> tuple[int, int] | None:
@@ -316,7 +340,3 @@ def _invalid_rate(episodes: Iterable[EpisodeFigures]) -> float | None:
             return None
         invalid, taken = invalid + episode.invalid[0], taken + episode.invalid[1]
     return invalid / taken if taken else None
-
-
-def _cut_rate(episodes: Sequence[EpisodeFigures]) -> float:
-    return sum(e.cut for e in episodes) / max(1, sum(e.turns for e in episodes))

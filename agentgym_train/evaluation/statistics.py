@@ -21,6 +21,9 @@ _CHUNK: Final = 2_000_000
 
 Interval = tuple[float, float]
 
+Bar = tuple[float, Interval | None]
+"""A value and its interval, as a chart shows them."""
+
 Values = Sequence[Sequence[float]]
 """For each task, one value per sample; a task has at least one."""
 

@@ -1,23 +1,30 @@
-"""Evaluation reports as tables, for the terminal, Markdown and CSV."""
+"""Evaluation reports as tables for the terminal, Markdown and CSV, and as the files of a folder."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.printable import UncutTable, one_line
-from agentgym_train.evaluation.paper import paper_figures
-from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus
-from agentgym_train.evaluation.statistics import Interval
+from agentgym_train.evaluation.plan import EvalPlan
+from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus, warn_of_cuts
+from agentgym_train.evaluation.statistics import Bar, Interval
 
 Reports = Mapping[str, EvalReport]
+
+MAX_CATEGORIES: Final = 40
+"""With more categories, the chart shows only the total."""
 
 _CSV_COLUMNS: Final = (
     "policy", "category", "tasks", "samples", "episodes", "lost", "success", "success_low",
@@ -110,35 +117,29 @@ def versus_grid(comparisons: Sequence[Versus]) -> Grid:
     """One row per comparison; those by score only if score and success differ."""
     by_success = [each for each in comparisons if each.figure == "success"]
     by_score = [each for each in comparisons if each.figure == "score"]
-    same = [each.found for each in by_success] == [each.found for each in by_score]
+    same = all(
+        replace(a, figure="", p_holm=0) == replace(b, figure="", p_holm=0)
+        for a, b in zip(by_success, by_score, strict=True)
+    )
     shown = by_success if same else comparisons
     columns: dict[str, Callable[[Versus], str]] = {
-        "difference (95 %)": lambda v: f"{v.found.effect:+.3f}{_signed(v.found.interval)}",
-        "p": lambda v: _p(v.found.p),
+        "difference (95 %)": lambda v: f"{v.effect:+.3f}{_signed(v.interval)}",
+        "p": lambda v: _p(v.p),
     }
     if not same:
         columns = {"of": lambda v: v.figure, **columns}
     if len(by_success) > 1:
         columns["p (Holm)"] = lambda v: _p(v.p_holm)
-    columns["better"] = lambda v: str(v.found.better)
-    columns["worse"] = lambda v: str(v.found.worse)
-    counts = {each.found.tasks for each in shown}
+    columns["better"] = lambda v: str(v.better)
+    columns["worse"] = lambda v: str(v.worse)
+    counts = {each.tasks for each in shown}
     title = "Paired, task by task"
     if len(counts) == 1:
         title += f", over {counts.pop()} tasks"
     else:
-        columns["tasks"] = lambda v: str(v.found.tasks)
+        columns["tasks"] = lambda v: str(v.tasks)
     rows = [[f"{v.policy} - {v.baseline}", *(cell(v) for cell in columns.values())] for v in shown]
     return Grid(title, ["", *columns], rows)
-
-
-def paper_grid(env: str) -> Grid | None:
-    """The paper's results in a world, if it has any."""
-    figures = paper_figures(env)
-    if not figures:
-        return None
-    rows = [[figure.name, f"{figure.success:.3f}"] for figure in figures]
-    return Grid("Reported in arXiv:2509.08755, on its own tasks", ["", "success"], rows)
 
 
 def as_csv(reports: Reports) -> str:
@@ -157,6 +158,96 @@ def as_csv(reports: Reports) -> str:
         writer.writerow(_csv_row(label, "", report, report.samples) | whole)
         writer.writerows(_csv_row(label, n, part, report.samples) for n, part in parts.items())
     return out.getvalue()
+
+
+def as_json(plan: EvalPlan, reports: Reports, comparisons: Sequence[Versus]) -> str:
+    """The reports, the comparisons, and the settings of the evaluation."""
+    settings = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
+    whole: dict[str, Any] = {
+        "evaluation": settings,
+        "reports": {label: report.as_dict() for label, report in reports.items()},
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def grids_of(reports: Reports, comparisons: Sequence[Versus]) -> list[Grid]:
+    """The tables of an evaluation."""
+    by_category = category_grid(reports, "By category")
+    return [
+        policy_grid(reports),
+        *([by_category] if by_category.rows else []),
+        *([versus_grid(comparisons)] if comparisons else []),
+    ]
+
+
+def conclude(
+    path: Path,
+    plan: EvalPlan,
+    reports: Reports,
+    comparisons: Sequence[Versus],
+    console: Console,
+    json_path: Path | None = None,
+) -> None:
+    """Write the files of an evaluation to its folder, and show the tables."""
+    grids = grids_of(reports, comparisons)
+    for grid in grids:
+        console.print(grid.as_table())
+    for label, report in reports.items():
+        if report.lost:
+            lost = f"{report.lost} episodes were lost and are excluded; the same command plays them"
+            console.print(Text(f"{one_line(label)}: {lost} again.", "yellow"), soft_wrap=True)
+        if warning := warn_of_cuts(report.cut_turns, plan.policy.turn_max_tokens):
+            console.print(Text(f"{one_line(label)}: {warning}", "yellow"), soft_wrap=True)
+        if report.usage:
+            used = ", ".join(f"{value:,} {name}" for name, value in report.usage.items())
+            console.print(Text(f"{one_line(label)}: used {used}"), soft_wrap=True)
+    text = as_json(plan, reports, comparisons)
+    (path / "report.json").write_text(text, encoding="utf-8")
+    (path / "report.csv").write_text(as_csv(reports), encoding="utf-8")
+    pages = "\n".join(grid.as_markdown() for grid in grids)
+    (path / "report.md").write_text(pages, encoding="utf-8")
+    chart = draw_if_possible(*report_bars(reports), path / "report.png")
+    if json_path is not None:
+        json_path.write_text(text, encoding="utf-8")
+    console.print(
+        f"Figures: {path}/report.json, .csv, .md{chart}   Episodes: {path}/trajectories",
+        soft_wrap=True, markup=False, highlight=False,
+    )  # fmt: skip
+
+
+def report_bars(reports: Reports) -> tuple[dict[str, list[Bar | None]], list[str], str]:
+    """(the success of each policy by group, the groups, the title of a chart): total, categories.
+
+    With more than `MAX_CATEGORIES`, there is only the total.
+    """
+    first = next(iter(reports.values()))
+    names = [name for name in first.categories if name != "all"]
+    groups = ["all", *(names if len(names) <= MAX_CATEGORIES else [])]
+    rows: dict[str, list[Bar | None]] = {}
+    for label, report in reports.items():
+        parts: dict[str, EvalReport | CategoryReport] = {**report.categories, "all": report}
+        rows[label] = [
+            (parts[name].success, parts[name].success_interval) if name in parts else None
+            for name in groups
+        ]
+    return rows, groups, f"{first.env}, split {first.split}, horizon {first.horizon}"
+
+
+def draw_if_possible(
+    rows: Mapping[str, Sequence[Bar | None]],
+    groups: Sequence[str],
+    title: str,
+    path: Path,
+    published: Collection[str] = (),
+) -> str:
+    """Draw a chart if matplotlib is installed; what follows the names of the other files."""
+    if find_spec("matplotlib") is None:
+        return " (a chart needs matplotlib: pip install matplotlib)"
+    from agentgym_train.evaluation.charts import bar_chart
+
+    bar_chart(rows, groups, title, path, published)
+    return ", .png"
 
 
 def with_interval(value: float, interval: Interval | None) -> str:

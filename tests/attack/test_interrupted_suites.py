@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 def suite(out: Path) -> Command:
     words = ("--policy", "expert", "--policy", "random", "--limit", 3, "--seed", 5)
-    return Command("eval", "--suite", "paper", *words, "--out", out)
+    return Command("eval", "--suite", "starter:suites/paper.yaml", *words, "--out", out)
 
 
 def results(out: Path) -> tuple[dict, dict]:

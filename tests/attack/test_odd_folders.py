@@ -93,12 +93,13 @@ def test_a_read_only_folder_can_be_read_and_nothing_else(disk, tmp_path):
         ("collect", *given, "--n", 13, "--out", disk / "collected"),
         ("collect", *given, "--n", 1, "--out", disk / "new" / "folder"),
         ("eval", *given, "--limit", 1, "--out", disk / "eval"),
-        ("eval", "--suite", "paper", "--policy", "expert", "--limit", 1, "--out", disk / "suite"),
+        ("eval", "--suite", "starter:suites/paper.yaml", *given[2:], "--limit", 1,
+         "--out", disk / "suite"),
         ("import", tmp_path / "out.jsonl", "--out", disk / "imported"),
         ("export", disk / "collected", "--out", disk / "out.jsonl"),
         ("models", run / "model", "--save", disk / "saved"),
         ("audit", run, "--turns", 1, "--episodes", 1, "--json", disk / "audit.json"),
-    ):
+    ):  # fmt: skip
         assert "Read-only file system" in (said := said_in_one_line(Command(*words))), said
     sys.stdout.write("4 commands read a read-only run, and 10 that write say why they cannot\n")
 

@@ -12,8 +12,9 @@ A block runs unless an HTML comment above it states why it cannot; a page render
     -->
 
 Blocks without a language, or with `console`, are shell commands; `text` is output. A Python block
-whose first line is `# name.py` is that file. The blocks of a page share one folder, one Python
-process and their shell variables. Lines that install packages are only checked.
+whose first line is `# name.py` is that file, and a YAML block that begins with `# name.yaml` too.
+The blocks of a page share one folder, one Python process and their shell variables. Lines that
+install packages are only checked.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name of the file that a Python block shows, or nothing."""
-        named = re.match(r"# (\w+\.py)\n", self.text) if self.language == "python" else None
+        """The name of the file that a Python or YAML block shows, or nothing."""
+        ending = {"python": "py", "yaml": "yaml"}.get(self.language)
+        named = re.match(rf"# (\w+\.{ending})\n", self.text) if ending else None
         return named[1] if named else ""
 
     def commands(self) -> list[str]:
@@ -193,6 +195,8 @@ class Page:
         """Run a block; raises an `AssertionError` with the output of what failed."""
         began = time.monotonic()
         self.started: set[str] = set()
+        if block.file:
+            (self.cwd / block.file).write_text(self._changed(block, block.text))
         if block.language == "python":
             self._python(block)
         commands = block.commands()
@@ -264,8 +268,6 @@ class Page:
 
     def _python(self, block: Block) -> None:
         code = self._changed(block, block.text)
-        if block.file:
-            (self.cwd / block.file).write_text(code)
         if self.python is None:
             self.python = subprocess.Popen(
                 [sys.executable, "-c", _SHELL], cwd=self.cwd, env=self.environ, text=True,

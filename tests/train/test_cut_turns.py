@@ -20,9 +20,8 @@ from agentgym_train.config.worlds import World
 from agentgym_train.data.datasets import SFTDataset, check_turns
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
-from agentgym_train.evaluation.conclusion import conclude, reports_of
-from agentgym_train.evaluation.report import figures_of
-from agentgym_train.evaluation.tables import as_csv, policy_grid
+from agentgym_train.evaluation.report import figures_of, reports_of
+from agentgym_train.evaluation.tables import as_csv, conclude, policy_grid
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.chat_actors import chat_actors
 from agentgym_train.rollout.episode import EpisodeSpec
@@ -147,7 +146,7 @@ def test_a_report_has_the_share_of_cut_turns_and_says_what_to_do(tmp_path):
 def test_an_evaluation_says_that_many_turns_were_cut(tmp_path, cut, warned):
     out = io.StringIO()
     reports = reports_of(PLAN, {"mine": [figures_of(with_cuts(cut, 4))]})
-    conclude(RunStore.create(tmp_path / "run", {}), PLAN, reports, [], Console(file=out, width=200))
+    conclude(tmp_path, PLAN, reports, [], Console(file=out, width=200))
     said = f"mine: {25 * cut}% of the turns were cut at turn_max_tokens=9, so they may end before"
     assert (said in out.getvalue()) == ("raise turn_max_tokens" in out.getvalue()) == warned
 

@@ -78,7 +78,7 @@ def test_a_local_evaluation_loads_only_what_it_uses():
     )  # fmt: skip
     assert not [file for file in files if file.startswith(needless)]
     assert "agentgym_train/engines/hf/engine.py" in files, "the evaluation samples from a model"
-    assert count == f"{len(files)} files in a local evaluation" and len(files) <= 89
+    assert count == f"{len(files)} files in a local evaluation" and len(files) <= 87
 
 
 @pytest.mark.slow

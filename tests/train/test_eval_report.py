@@ -14,13 +14,24 @@ from rich.console import Console
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.evaluation.charts import MAX_CATEGORIES, bar_chart
-from agentgym_train.evaluation.conclusion import as_json, comparisons_of, grids_of, reports_of
-from agentgym_train.evaluation.paper import paper_figures
+from agentgym_train.evaluation.charts import bar_chart
 from agentgym_train.evaluation.plan import EvalPlan, eval_starts
 from agentgym_train.evaluation.play import summarize
-from agentgym_train.evaluation.report import EvalReport, compare, figures_of
-from agentgym_train.evaluation.tables import as_csv
+from agentgym_train.evaluation.report import (
+    EvalReport,
+    compare,
+    comparisons_of,
+    figures_of,
+    reports_of,
+)
+from agentgym_train.evaluation.tables import (
+    MAX_CATEGORIES,
+    as_csv,
+    as_json,
+    draw_if_possible,
+    grids_of,
+    report_bars,
+)
 from agentgym_train.rollout.actors import RandomActor
 from agentgym_train.rollout.runner import RolloutRunner
 
@@ -118,7 +129,7 @@ def test_several_comparisons_are_corrected_and_a_wrong_baseline_is_named():
     versus = comparisons_of(PLAN, each, None)
     by_success = [v for v in versus if v.figure == "success"]
     assert [(v.policy, v.baseline) for v in by_success] == [("b", "a"), ("c", "a")]
-    assert by_success[0].p_holm == pytest.approx(2 * by_success[0].found.p)
+    assert by_success[0].p_holm == pytest.approx(2 * by_success[0].p)
     assert {v.baseline for v in comparisons_of(PLAN, each, "c")} == {"c"}
     assert comparisons_of(PLAN, {"a": each["a"]}, None) == []
     with pytest.raises(BadRequest, match="--baseline 'd' is not one of 'a', 'b', 'c'"):
@@ -178,32 +189,34 @@ def test_tables_csv_and_chart_take_any_name(tmp_path):
     lines = list(csv.DictReader(io.StringIO(as_csv(reports))))
     assert [line["policy"] for line in lines] == [HOSTILE, HOSTILE, "'=cmd()", "'=cmd()"]
     assert float(lines[0]["success"]) == 0.75 and float(lines[0]["pass_at_2"]) == 1.0
-    bar_chart(reports, tmp_path / "chart.png")
+    assert draw_if_possible(*report_bars(reports), tmp_path / "chart.png") == ", .png"
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_chart_shows_the_papers_figures_and_not_too_many_bars(monkeypatch, tmp_path):
+def test_a_chart_has_a_bar_with_its_interval_per_row_and_group_and_not_too_many(
+    monkeypatch, tmp_path
+):
     from matplotlib.axes import Axes
 
-    lines, bars = [], []
-    plot, barh = Axes.plot, Axes.barh
-    monkeypatch.setattr(Axes, "plot", lambda *a, **k: lines.append((a[1], k)) or plot(*a, **k))
+    bars, zeros = [], []
+    barh, text = Axes.barh, Axes.text
     monkeypatch.setattr(Axes, "barh", lambda *a, **k: bars.append((a[2], k)) or barh(*a, **k))
+    monkeypatch.setattr(Axes, "text", lambda *a, **k: zeros.append(a[3]) or text(*a, **k))
     reports = reports_of(PLAN, {"p": played(1, 0, 1, 1)})
-    bar_chart(reports, tmp_path / "chart.png")
-    assert bars[0][0] == [0.75, 0.75]
+    rows, groups, title = report_bars(reports)
+    bar_chart({**rows, "m": [(0.0, None), None]}, groups, title, tmp_path / "chart.png", ["m"])
+    assert groups == ["all", "shopping"] and "WebArena" in title
+    assert [values for values, _ in bars] == [[0.75, 0.75], [0.0]] and zeros == ["0"]
     low, high = reports["p"].success_interval
     assert bars[0][1]["xerr"][0][0] == pytest.approx(0.75 - low)
     assert bars[0][1]["xerr"][1][0] == pytest.approx(high - 0.75)
-    labels = {kwargs["label"]: places[0] for places, kwargs in lines if kwargs["label"]}
-    assert labels["AgentGym-RL 7B, ScalingInter (paper): 0.260"] == 0.26
-    assert ([0.333] * 2) in [places for places, _ in lines]
+    assert bars[1][1]["xerr"] == [[0.0], [0.0]]
+    assert [kwargs.get("hatch") for _, kwargs in bars] == [None, "//"]
     many = [
         figures_of(episode(str(n), n, True, category=str(n))) for n in range(MAX_CATEGORIES + 1)
     ]
-    bar_chart(reports_of(PLAN, {"p": many}), tmp_path / "many.png")
-    assert bars[-1][0] == [1.0]
-    assert paper_figures("my/World-v0") == ()
+    rows, groups, _ = report_bars(reports_of(PLAN, {"p": many}))
+    assert groups == ["all"] and [value for value, _ in rows["p"]] == [1.0]
 
 
 def test_json_holds_what_was_asked_and_what_was_found():

@@ -1,4 +1,4 @@
-"""`agentgym eval --suite paper` and AgentGym's files of item ids."""
+"""`agentgym eval --suite FILE`, the paper's suite among them, and AgentGym's files of item ids."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentgym_env.cli import main
-from agentgym_env.errors import BadRequest, ConfigError, UnknownSplit
+from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import LOCK_FILE, folder_lock
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_train.config.files import local_path
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.evaluation import suite
-from agentgym_train.evaluation.paper import PAPER_ROWS, WORLDS, SuiteWorld
 from agentgym_train.evaluation.plan import chosen_tasks, eval_starts
-from agentgym_train.evaluation.policies import ModelOptions, PolicyWords
-from agentgym_train.evaluation.suite import (
-    SuitePlan,
-    WorldResult,
-    differences,
-    run_suite,
-    suite_grid,
-    suite_tasks,
-)
+from agentgym_train.evaluation.suite import read_suite
 from agentgym_train.runs.preflight import prepared
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
@@ -39,7 +30,9 @@ KNOWN = TaskSet(
     aliases={"world_0": "a", "world_1": "c"},
     selections={"paper": ["c", "a"]},
 )
-BY_NAME = {world.name: world for world in WORLDS}
+PAPER = "starter:suites/paper.yaml"
+CRAFT = {"name": "TextCraft", "env": "textcraft", "split": "paper", "horizon": 2, "limit": 1}
+BABY = {"name": "BabyAI", "env": "babyai", "split": "paper", "horizon": 2, "limit": 1}
 
 
 def exit_of(*words: str) -> int:
@@ -55,9 +48,16 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def plan_of(*names: str, **settings) -> SuitePlan:
-    words = PolicyWords(names, {}, None, ModelOptions(), 16)
-    return SuitePlan(policies=words.by_world(suite.world_ids()), **settings)
+def written(folder: Path, *evaluations: dict, **more) -> str:
+    """The file of a suite."""
+    file = folder / "mine.yaml"
+    file.write_text(yaml.safe_dump({"evaluations": list(evaluations), **more}))
+    return str(file)
+
+
+def found_in(folder: Path) -> dict[str, dict]:
+    """The results of a suite, by evaluation."""
+    return json.loads((folder / "suite.json").read_text())["evaluations"]
 
 
 def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
@@ -77,14 +77,6 @@ def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is no list of JSON objects with an item_id"):
         chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
-
-
-def test_where_the_papers_tasks_are_missing_it_is_said_what_they_need():
-    without = TaskSet({"train": ["a"], "test": ["b"]})
-    with pytest.raises(ConfigError, match=r"no split 'paper'.*need its own sites.*Search-R1"):
-        chosen_tasks(without, None, "paper", None, None)
-    with pytest.raises(UnknownSplit):
-        chosen_tasks(without, None, "dev", None, None)
 
 
 def test_episodes_for_an_evaluation_on_the_papers_tasks_are_collected_from_its_training_tasks():
@@ -131,88 +123,182 @@ def test_an_evaluation_of_item_ids_plays_the_papers_tasks(tmp_path):
     assert {t.split for t in played} == {"paper"} and len(played) == 2
 
 
-def test_the_papers_tasks_are_used_or_those_that_stand_in_for_them():
-    assert suite_tasks(KNOWN, BY_NAME["TextCraft"]) == (("c", "a"), "paper")
-    ids = [f"{site}/{number}" for site in ("shop", "map") for number in range(10)]
-    own = TaskSet({"test": ids}, {task: task.partition("/")[0] for task in ids})
-    world = SuiteWorld("X", "x", 5, stand_in="others", quotas={"shop": 2, "map": 3})
-    chosen = (["shop/0", "shop/5", "map/0", "map/3", "map/6"], "test")
-    assert suite_tasks(own, world) == chosen
-    with pytest.raises(ConfigError, match="10 of 12 others of shop could stand in"):
-        suite_tasks(own, SuiteWorld("X", "x", 5, quotas={"shop": 12}))
-    with pytest.raises(ConfigError, match="its tasks lack some of the paper's"):
-        suite_tasks(TaskSet({"test": ids}), BY_NAME["SciWorld"])
+GUESS = """
+from agentgym_env.text_env import TaskSet, TextEnv
+
+class Guess(TextEnv):
+    instruction = "Guess the number."
+    tasks = TaskSet({"train": ["1"], "test": ["2", "3"]})
+
+    def _reset(self, task):
+        self.number = task
+        return "A number from 1 to 3?"
+
+    def _step(self, action):
+        return "Right." if action == self.number else "Wrong.", float(action == self.number), True
+
+    def expert(self):
+        yield self.number
+"""
 
 
-def test_the_suite_has_the_papers_sizes_and_a_row_for_each_of_its_models():
-    assert [(world.name, world.horizon) for world in WORLDS] == [
-        ("TextCraft", 30), ("BabyAI", 20), ("SciWorld", 30), ("WebArena", 15), ("Search", 30),
+def test_a_suite_of_ones_own_worlds_has_one_table_and_published_rows(tmp_path, monkeypatch, capsys):
+    """As docs/evaluation.md describes it, with a world of the working directory."""
+    (tmp_path / "guessing.py").write_text(GUESS)
+    (tmp_path / "mine.yaml").write_text(
+        """
+evaluations:
+  - name: Crafting
+    env: textcraft
+    horizon: 30
+    limit: 5
+    published: {Model A: 0.5}
+    notes: [easy]
+  - name: Guessing
+    env: guessing:Guess
+    samples: 2
+    published: {Model A: 0.25, Model B: 1}
+notes: [all local]
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["eval", "--suite", "mine.yaml", "--policy", "expert", "--policy", "dice=random"]
+    assert exit_of(*words, "--out", "out") == 0
+    capsys.readouterr()
+    found = found_in(tmp_path / "out")
+    assert [(f["tasks"], f["split"], f["horizon"]) for f in found.values()] == [
+        (5, "test", 30), (2, "test", 30),
     ]  # fmt: skip
-    assert sum(BY_NAME["WebArena"].quotas.values()) == 50
-    assert sum(BY_NAME["Search"].quotas.values()) == 400
-    for row in PAPER_ROWS.values():
-        assert set(row) == set(BY_NAME)
-    assert PAPER_ROWS["AgentGym-RL 7B, ScalingInter"]["TextCraft"] == 0.91
-
-
-def test_the_first_tasks_of_each_category_are_a_smaller_suite(tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
-    words = ["eval", "--suite", "paper", "--policy", "random", "--per-category", "2"]
-    assert exit_of(*words, "--horizon", "1", "--out", str(tmp_path)) == 0
-    found = json.loads((tmp_path / "suite.json").read_text())["worlds"]["TextCraft"]
-    assert found["tasks"] == 8, "two of each depth"
-    assert "only the first 2 tasks of each category" in found["differences"]
-
-
-def test_a_world_that_cannot_run_is_reported_with_the_reason_and_no_zero(
-    tmp_path, monkeypatch, capsys
-):
-    """The suite over two worlds, the other of which lacks what it needs."""
-    broken = SuiteWorld("SciWorld", "agentgym/Nowhere-v0", 30)
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], broken))
-    out = tmp_path / "suite"
-    words = ["eval", "--suite", "paper", "--policy", "expert", "--policy", "random"]
-    assert exit_of(*words, "--limit", "6", "--out", str(out)) == 0
-    text = capsys.readouterr().out
-    assert "not run" in text and "paper" in text
-    found = json.loads((out / "suite.json").read_text())["worlds"]
-    assert "agentgym/Nowhere-v0" in found["SciWorld"]["not_run"]
-    assert found["SciWorld"]["reports"] == {}
-    crafted = found["TextCraft"]
-    assert crafted["not_run"] is None and crafted["split"] == "paper" and crafted["tasks"] == 6
-    assert crafted["reports"]["expert"]["success"] == 1.0
-    assert crafted["reports"]["random"]["horizon"] == 30
-    assert "only the first 6 tasks" in crafted["differences"]
-    assert set(crafted["unsolved"]) == {"expert", "random"} and not crafted["unsolved"]["expert"]
-    for name in ("suite.md", "suite.png", "textcraft/report.json"):
-        assert (out / name).stat().st_size > 100
-    before = (out / "textcraft/trajectories/expert.jsonl").read_bytes()
-    assert exit_of(*words, "--limit", "6", "--out", str(out)) == 0  # resumed: nothing is played
-    assert (out / "textcraft/trajectories/expert.jsonl").read_bytes() == before
+    assert [f["reports"]["expert"]["success"] for f in found.values()] == [1.0, 1.0]
+    assert found["Guessing"]["reports"]["dice"]["episodes"] == 4
+    assert found["Crafting"]["unsolved"]["expert"] == []
+    page = (tmp_path / "out" / "suite.md").read_text()
+    header, rule, *rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert "Crafting" in header and "1" in header and rule.startswith("|---")
+    names = [row.split("|")[1].strip() for row in rows]
+    assert names == ["tasks", "maximum turns", "expert", "dice", "Model A", "Model B"]
+    cells = [[cell.strip() for cell in row.split("|")[2:4]] for row in rows[-2:]]
+    assert cells == [["0.500", "0.250"], ["", "1.000"]]
+    assert "easy" in page and "all local" in page
+    for name in ("suite.png", "crafting/report.json", "guessing/report.md"):
+        assert (tmp_path / "out" / name).stat().st_size > 100
+    before = contents(tmp_path / "out")
+    assert exit_of(*words, "--out", "out") == 0
+    assert "5 of 5 episodes are stored already." in capsys.readouterr().out
+    episodes = {path: text for path, text in before.items() if path.suffix == ".jsonl"}
+    assert len(episodes) == 4 and all(path.read_bytes() == t for path, t in episodes.items())
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("change", "told"),
     [
-        ({"search": {"questions": "searchr1:nowhere"}}, "name a retriever"),
-        ({"babyai": {"levels": ["GoToObj"]}}, "BabyAI lacks some of the paper's tasks with"),
+        ({"horizn": 3}, "unknown key horizn in suite.evaluations[1]; did you mean horizon?"),
+        ({"horizon": 0}, "suite.evaluations[1].horizon is at least 1, got 0"),
+        ({"published": {"m": 91}}, "published[...] is at most 1, got {'m': 91}"),
+        ({"name": "textcraft"}, "evaluations[1] is named 'textcraft' like evaluations[0]"),
+        ({"name": ""}, "evaluations[1] needs a name and an env"),
+        ({"env": "babyia"}, "evaluations[1] (BabyAI): no environment 'babyia'"),
+        ({"env": "nowhere:World"}, "evaluation BabyAI: nowhere:World cannot be imported"),
+        ({"split": "papers"}, "evaluation BabyAI: no split 'papers'"),
+        ({"split": []}, "evaluation BabyAI: split is empty"),
+        ({"tasks": ["x"]}, "evaluation BabyAI: --tasks 'x' is not a file"),
+        ({"env_kwargs": {"legcy": True}}, "did you mean legacy"),
+        ({"env_kwargs": {"levels": ["GoToObj"]}}, "evaluation BabyAI: no split 'paper'"),
+        ({"wrappers": ["nowhere:Wrapper"]}, "evaluation BabyAI: "),
+    ],
+)  # fmt: skip
+def test_a_bad_suite_is_one_error_with_file_and_entry_before_anything_is_played(
+    tmp_path, capfd, change, told
+):
+    file = written(tmp_path, CRAFT, {**BABY, **change})
+    words = ["eval", "--suite", file, "--policy", "random", "--out", str(tmp_path / "out")]
+    assert exit_of(*words) == 2
+    error = " ".join(capfd.readouterr().err.split())
+    assert told in error and file in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("evaluations: []", "evaluations is empty"),
+        ("notes: [x]", "evaluations is empty"),
+        ("evaluations: [{name: x}]", "evaluations[0] needs a name and an env"),
+        ("evaluations: textcraft", "suite.evaluations must be a list"),
+        ("- {name: x, env: textcraft}", "has no keys and values"),
+        ("evaluations: [", "is not valid YAML"),
     ],
 )
-def test_settings_with_which_a_world_cannot_play_the_papers_tasks_are_an_error_before_any_is_played(
-    settings, told, tmp_path, monkeypatch, capfd
+def test_a_file_that_is_no_suite_is_an_error(tmp_path, text, told):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_suite(str(tmp_path / "x.yaml"))
+    assert told in str(error.value) and "x.yaml" in str(error.value)
+
+
+def test_the_papers_suite_has_its_sizes_and_a_row_for_each_of_its_models(tmp_path):
+    suite = read_suite(PAPER)
+    assert [(entry.name, entry.horizon) for entry in suite.evaluations] == [
+        ("TextCraft", 30), ("BabyAI", 20), ("SciWorld", 30), ("WebArena", 15), ("Search", 30),
+    ]  # fmt: skip
+    names = [list(entry.published) for entry in suite.evaluations]
+    assert len(names[0]) == 5 and names == [names[0]] * 5
+    scaled = [entry.published[names[0][-1]] for entry in suite.evaluations]
+    assert scaled == [0.91, 0.967, 0.57, 0.26, 0.382]
+
+
+def test_a_list_of_splits_means_the_first_that_there_is_and_a_note_says_so(tmp_path):
+    file = written(
+        tmp_path, {**CRAFT, "split": ["paper", "test"]}, {**BABY, "split": ["x", "test"]}
+    )
+    out = tmp_path / "out"
+    assert exit_of("eval", "--suite", file, "--policy", "random", "--out", str(out)) == 0
+    first, second = found_in(out).values()
+    assert first["split"] == "paper" and first["notes"] == []
+    assert second["split"] == "test"
+    assert "split test, as there is no split x here: not comparable" in second["notes"][0]
+
+
+def test_options_prevail_over_the_file_and_are_noted(tmp_path):
+    file = written(tmp_path, {**CRAFT, "limit": 0}, {**BABY, "env_kwargs": {"legacy": True}})
+    words = ["eval", "--suite", file, "--policy", "random", "--per-category", "2", "--horizon", "1"]
+    words += ["--limit", "8", "--env-kwargs", '{"TextCraft": {"legacy": true}}', "--seed", "7"]
+    assert exit_of(*words, "--out", str(tmp_path / "out")) == 0
+    found = found_in(tmp_path / "out")["TextCraft"]
+    assert (found["tasks"], found["horizon"]) == (8, 1), "two of each depth"
+    assert found["env_kwargs"] == {"legacy": True}
+    assert found["notes"] == [
+        "--horizon 1 (in the file 2)", "--limit 8", "--per-category 2",
+        '--env-kwargs {"legacy": true}',
+    ]  # fmt: skip
+    stored = RunStore.open(tmp_path / "out" / "textcraft").read_json("run.json")["evaluation"]
+    assert (stored["seed"], stored["horizon"]) == (7, 1)
+
+
+@pytest.mark.usefixtures("without_java")
+def test_an_evaluation_that_cannot_run_here_is_reported_with_the_reason_and_no_zero(
+    tmp_path, capsys
 ):
-    worlds = tuple(BY_NAME[name] for name in ("TextCraft", "BabyAI", "Search"))
-    monkeypatch.setattr(suite, "WORLDS", worlds)
-    words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
-    words += ["--env-kwargs", json.dumps(settings)]
-    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 2
-    assert told in " ".join(capfd.readouterr().err.split())
-    assert not (tmp_path / "suite").exists()
+    """Without Java, and without a server."""
+    java = {"name": "SciWorld", "env": "sciworld", "env_kwargs": {"simplifications": "easy"}}
+    away = {"name": "Away", "env": "mine/World-v0", "servers": ["http://127.0.0.1:9"]}
+    out = tmp_path / "out"
+    words = ["--policy", "random", "--out", str(out)]
+    assert exit_of("eval", "--suite", written(tmp_path, CRAFT, java, away), *words) == 0
+    found = found_in(out)
+    assert "Java" in found["SciWorld"]["not_run"] and found["SciWorld"]["reports"] == {}
+    assert "cannot be reached" in found["Away"]["not_run"]
+    assert found["TextCraft"]["not_run"] is None and found["TextCraft"]["reports"]
+    assert (out / "suite.md").read_text().count("not run") == 4, "a cell and a note each"
+    words[-1] = str(tmp_path / "none")
+    assert exit_of("eval", "--suite", written(tmp_path, java), *words) == 2
+    assert "no evaluation can be run; SciWorld: " in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "none").exists()
 
 
-def test_a_suite_leaves_a_folder_alone_that_is_in_use_or_has_something_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
-    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1", "--horizon", "2"]
+def test_a_suite_leaves_a_folder_alone_that_is_in_use_or_has_something_else(tmp_path):
+    words = ["eval", "--suite", written(tmp_path, CRAFT), "--policy", "random"]
     out, other, file = tmp_path / "suite", tmp_path / "other", tmp_path / "file"
     assert exit_of(*words, "--out", str(out)) == 0
     with folder_lock(out, "--out"):
@@ -232,74 +318,55 @@ def test_a_suite_leaves_a_folder_alone_that_is_in_use_or_has_something_else(tmp_
     assert RunStore.open(out / "textcraft.old-1").read_json("run.json")["evaluation"]["seed"] == 0
 
 
-def test_a_folder_of_two_names_is_no_id_of_a_hub(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
-    shutil.copytree(local_path("starter:textcraft/warm_policy"), tmp_path / "textcraft" / "m")
-    monkeypatch.chdir(tmp_path)
-    words = ["eval", "--suite", "paper", "--policy", "mine={world}/m", "--policy", "random"]
-    words += ["--limit", "1", "--horizon", "1", "--max-tokens", "300", "--out", "suite"]
-    assert exit_of(*words) == 0
-    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
-    assert "no model in ./babyai/m" in found["BabyAI"]["skipped"]["mine"]
-    assert set(found["TextCraft"]["reports"]) == {"mine", "random"}
-    notes = found["TextCraft"]["differences"]
-    assert any(note.startswith("at most 512 tokens per turn and 300 per episode") for note in notes)
-
-
-@pytest.mark.usefixtures("without_java")
-def test_a_world_that_cannot_run_here_is_reported_with_settings_too(tmp_path, monkeypatch):
-    """Without Java, whatever the settings of SciWorld."""
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["SciWorld"]))
-    words = ["eval", "--suite", "paper", "--policy", "expert", "--limit", "1"]
-    words += ["--env-kwargs", '{"sciworld": {"simplifications": "easy"}}']
-    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 0
-    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
-    assert "Java" in found["SciWorld"]["not_run"] and found["TextCraft"]["reports"]
-
-
-def test_a_model_for_each_world_plays_its_own_with_the_settings_of_its_training(
+def test_a_model_for_each_evaluation_plays_its_own_with_the_settings_of_its_training(
     tmp_path, monkeypatch, capsys
 ):
-    """Two worlds: in one there is a model, and a config with settings; the other has neither."""
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
-    run = tmp_path / "runs" / "textcraft"
-    shutil.copytree(local_path("starter:textcraft/warm_policy"), run / "model")
-    (run / "config.yaml").write_text("instruction: Craft.\nturn_max_tokens: 9\nmax_tokens: 300\n")
-    runs = f"{tmp_path}/runs/{{world}}"
-    words = ["eval", "--suite", "paper", "--policy", f"mine={runs}/model", "--policy", "random"]
-    words += ["--settings-of", runs, "--max-tokens", "280", "--limit", "2", "--horizon", "2"]
-    assert exit_of(*words, "--out", str(tmp_path / "suite")) == 0
-    played = RunStore.open(tmp_path / "suite" / "textcraft")
+    """For one evaluation there is a model, and a config with settings; the other has neither."""
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path, CRAFT, BABY)
+    shutil.copytree(local_path("starter:textcraft/warm_policy"), tmp_path / "textcraft" / "model")
+    (tmp_path / "textcraft" / "config.yaml").write_text(
+        "instruction: Craft.\nturn_max_tokens: 9\nmax_tokens: 300\n"
+    )
+    words = ["eval", "--suite", file, "--policy", "mine={name}/model", "--policy", "random"]
+    assert exit_of(*words, "--settings-of", "{name}", "--max-tokens", "280", "--out", "out") == 0
+    played = RunStore.open(tmp_path / "out" / "textcraft")
     facts = played.read_json("run.json")["evaluation"]
     told = [facts[name] for name in ("instruction", "turn_max_tokens", "max_tokens")]
     assert told == ["Craft.", 9, 280], "an option prevails over the config"
-    assert len(played.trajectories("mine")[0]) == 2
-    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]
+    assert len(played.trajectories("mine")[0]) == 1
+    found = found_in(tmp_path / "out")
     assert set(found["TextCraft"]["reports"]) == {"mine", "random"}
     assert set(found["BabyAI"]["reports"]) == {"random"}
-    assert "no model in" in found["BabyAI"]["skipped"]["mine"]
-    assert "not run" in (tmp_path / "suite" / "suite.md").read_text()
+    assert "no model in ./babyai/model" in found["BabyAI"]["skipped"]["mine"]
+    assert "not run" in (tmp_path / "out" / "suite.md").read_text()
     begun = capsys.readouterr().out.partition("BabyAI is played without mine: ")
     assert "no model in" in begun[2] and "━" not in begun[0], "said before anything is played"
-    assert exit_of("eval", "--suite", "paper", "--policy", f"mine={runs}/none/model") == 2
-    assert "mine is missing in every world" in " ".join(capsys.readouterr().err.split())
+    assert exit_of("eval", "--suite", file, "--policy", "mine={name}/none") == 2
+    assert "mine is missing in every evaluation" in " ".join(capsys.readouterr().err.split())
+    assert exit_of("eval", "--suite", file, "--policy", "{world}/model") == 2
+    assert "write {name} instead of {world}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_other_settings_in_the_folder_of_a_suite_change_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"], BY_NAME["BabyAI"]))
-    words = ["eval", "--suite", "paper", "--policy", "random", "--limit", "1", "--horizon", "2"]
-    words += ["--out", str(tmp_path / "suite")]
-    assert exit_of(*words) == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+def test_other_settings_in_the_folder_of_a_suite_change_nothing(tmp_path, capsys):
+    out = tmp_path / "suite"
+    words = ["--policy", "random", "--out", str(out)]
+    assert exit_of("eval", "--suite", written(tmp_path, CRAFT, BABY), *words) == 0
+    before = contents(out)
     capsys.readouterr()
     for other, told in (
-        (["--seed", "5"], "another suite, with other seed"),
-        (["--env-kwargs", '{"babyai": {"legacy": true}}'], "another suite, with other env_kwargs"),
-        (["--env-kwargs", '{"babyai": {"legcy": true}}'], "did you mean legacy"),
+        (["--seed", "5"], "another suite: babyai has other seed"),
+        (["--env-kwargs", '{"babyai": {"legacy": true}}'], "babyai has other env_kwargs"),
+        (["--policy", "expert"], "has other policies"),
     ):
-        assert exit_of(*words, *other) == 2
+        assert exit_of("eval", "--suite", str(tmp_path / "mine.yaml"), *words, *other) == 2
         assert told in " ".join(capsys.readouterr().err.split())
-        assert before == {path: path.read_bytes() for path in before}
+        assert before == contents(out)
+    # Another evaluation and another note are not another suite.
+    longer = written(tmp_path, {**CRAFT, "notes": ["x"]}, BABY, {**BABY, "name": "Baby 2"})
+    assert exit_of("eval", "--suite", longer, *words) == 0
+    assert list(found_in(out)) == ["TextCraft", "BabyAI", "Baby 2"]
+    assert all(path.read_bytes() == before[path] for path in before if path.suffix == ".jsonl")
 
 
 class Unavailable(BaseHTTPRequestHandler):
@@ -326,72 +393,33 @@ def unavailable():
 
 
 def test_a_policy_that_loses_all_its_episodes_leaves_the_others_their_results(
-    tmp_path, monkeypatch, capsys, unavailable
+    tmp_path, capsys, unavailable
 ):
-    monkeypatch.setattr(suite, "WORLDS", (BY_NAME["TextCraft"],))
     lost = f"m=openai:gpt@{unavailable}"
-    words = ["--policy", "expert", "--policy", lost, "--limit", "1", "--horizon", "1"]
-    assert exit_of("eval", "--suite", "paper", *words, "--out", str(tmp_path / "suite")) == 0
-    found = json.loads((tmp_path / "suite" / "suite.json").read_text())["worlds"]["TextCraft"]
+    policies = ["--policy", "expert", "--policy", lost]
+    out = ["--out", str(tmp_path / "suite")]
+    assert exit_of("eval", "--suite", written(tmp_path, CRAFT), *policies, *out) == 0
+    found = found_in(tmp_path / "suite")["TextCraft"]
     assert set(found["reports"]) == {"expert"} and found["not_run"] is None
     assert "all 1 episodes were lost" in found["skipped"]["m"]
-    one = ["eval", "--env", "textcraft", *words, "--out", str(tmp_path / "one")]
+    one = ["eval", "--env", "textcraft", "--limit", "1", "--horizon", "1", *policies]
+    one += ["--out", str(tmp_path / "one")]
     assert exit_of(*one) == 1
     assert "m: all 1 episodes were lost" in " ".join(capsys.readouterr().out.split())
     assert set(json.loads((tmp_path / "one" / "report.json").read_text())["reports"]) == {"expert"}
     assert exit_of(*one, "--baseline", "m") == 2
 
 
-def test_what_a_model_is_asked_differs_from_the_paper_and_is_marked():
-    named = {"sciworld": {"simplifications": "openDoors"}}
-    expert = plan_of("expert", env_kwargs=named, samples=4)
-    assert differences(expert, BY_NAME["SciWorld"], "paper", named["sciworld"])[-2:] == [
-        'env_kwargs {"simplifications": "openDoors"}',
-        "mean of 4 episodes per task; in the paper 1",
-    ]
-    given = {"instruction": "Play.", "temperature": 0.5}
-    words = PolicyWords(["starter:textcraft/warm_policy"], given, None, ModelOptions(), 16)
-    model = SuitePlan(policies=words.by_world(suite.world_ids()))
-    assert differences(model, BY_NAME["SciWorld"], "paper", {})[-4:] == [
-        "temperature 0.5; in the paper 1",
-        "another instruction",
-        "at most 512 tokens per turn and 8192 per episode",
-        "action format plain; in the paper react",
-    ]
-
-
-def test_if_no_world_can_run_it_is_an_error(tmp_path, monkeypatch):
-    from rich.console import Console
-
-    monkeypatch.setattr(suite, "WORLDS", (SuiteWorld("SciWorld", "agentgym/Nowhere-v0", 30),))
-    with pytest.raises(ConfigError, match="no world can be run; SciWorld: "):
-        run_suite(plan_of("expert"), tmp_path, Console(quiet=True))
-    assert not any(tmp_path.iterdir())
-
-
-def test_each_difference_is_marked_in_the_header_and_explained_once():
-    results = [
-        WorldResult(BY_NAME["TextCraft"], horizon=30, split="paper", differences=["x", "y"]),
-        WorldResult(BY_NAME["BabyAI"], horizon=20, split="paper", differences=["y"]),
-        WorldResult(BY_NAME["SciWorld"], not_run="no Java"),
-    ]
-    assert suite._joined("no Java:\n  install\x1b it") == "no Java: install\\x1b it"
-    grid, notes = suite_grid(["expert"], results)
-    assert list(grid.header) == ["", "TextCraft [1] [2]", "BabyAI [2]", "SciWorld [3]"]
-    assert notes[:3] == ["[1] x", "[2] y", "[3] not run: no Java"]
-    assert grid.rows[-1] == ["AgentGym-RL 7B, ScalingInter (paper)", "0.910", "0.967", "0.570"]
-    assert "expert" in [row[0] for row in grid.rows]
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--suite", "paper", "--env", "textcraft"], "leave out --env"),
-        (["--suite", "paper", "--tasks", "stick"], "leave out --tasks"),
-        (["--suite", "paper", "--server", "http://127.0.0.1:1"], "leave out --server"),
-        (["--suite", "papers"], "did you mean paper"),
-        (["--suite", "paper", "--env-kwargs", '{"legacy": true}'], "an object for each world"),
-        ([], "name an environment with --env, or use --suite paper"),
+        (["--suite", PAPER, "--env", "textcraft"], "leave out --env"),
+        (["--suite", PAPER, "--tasks", "stick"], "leave out --tasks"),
+        (["--suite", PAPER, "--server", "http://127.0.0.1:1"], "leave out --server"),
+        (["--suite", "paper"], "--suite paper is now --suite starter:suites/paper.yaml"),
+        (["--suite", "papers.yaml"], "no config file papers.yaml"),
+        (["--suite", PAPER, "--env-kwargs", '{"legacy": true}'], "an object for each evaluation"),
+        ([], "name an environment with --env, or a file of several with --suite"),
     ],
 )
 def test_options_that_do_not_fit_a_suite_are_refused(capsys, words, told):
@@ -428,10 +456,3 @@ def test_an_agent_evol_run_warns_as_well(tmp_path, caplog):
         worlds = prepared(config)
     worlds.__exit__(None, None, None)
     assert "84 of the 100 tasks" in caplog.text
-
-
-def test_the_settings_of_a_world_reach_it(tmp_path):
-    with pytest.raises(BadRequest, match="an object for each world"):
-        plan_of("expert", env_kwargs={"chess": {}})
-    one, other = (plan_of("expert", env_kwargs={"textcraft": {"legacy": v}}) for v in (True, False))
-    assert one.folder() != other.folder() and one.folder().parent == Path("runs/eval")
