@@ -48,8 +48,9 @@ def run(
 
     A new run moves an earlier run in its folder aside.
     """
-    play = agent_evol.run if isinstance(config, AgentEvolConfig) else runs.run
-    return play(method_of(config), config, console, worlds, processes, resumes=resumes)
+    if isinstance(config, AgentEvolConfig):
+        return agent_evol.run(_SFT, config, console, worlds, processes, resumes=resumes)
+    return runs.run(method_of(config), config, console, worlds, processes, resumes=resumes)
 
 
 def _prepare_rl(policy: Policy, config: RLConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:

@@ -229,8 +229,9 @@ def _further(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
     metadata = store.read_json("run.json") or {}
     if metadata.get("objects") or last_checkpoint(store.checkpoints) is None:
         return []
-    rl = isinstance(config, RLConfig)
-    steps = config.steps if rl else (store.read_json("summary.json") or {}).get("steps")
+    steps = (store.read_json("summary.json") or {}).get("steps")
+    if isinstance(config, RLConfig):
+        steps = config.steps
     command = f"agentgym train --resume {store.path} --steps {2 * max(1, steps or 1)}"
     return [
         (
