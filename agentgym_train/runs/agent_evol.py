@@ -85,8 +85,9 @@ def run(
     learning.check(config)
     config = within(config, positions_of(load_config(config.model)))
     # An unavailable model or an unusable chat template fails before a folder is created.
-    chat_of(config, load_tokenizer(config.model), "")
-    demonstrations = _demonstrations(config, notifier(console))
+    tokenizer = load_tokenizer(config.model)
+    chat_of(config, tokenizer, "")
+    demonstrations = _demonstrations(config, tokenizer, notifier(console))
     path = Path(config.output_dir)
     if not resumes:
         on_main_process(lambda: new_folder(config, path, console))
@@ -229,9 +230,7 @@ class AgentEvol:
         policy = load_policy_for(settings, self.worlds, PartialState().device)
         try:
             found = FilteredEpisodes(weighted(self.config, episodes, self.config.seed))
-            # What the policy sampled had no more tokens than it may sample.
-            most = settings.turn_max_tokens if iteration == 0 else None
-            data = SFTDataset.of(settings, policy.tokenizer, found, [], most)
+            data = SFTDataset.of(settings, policy.tokenizer, found, [])
             for message in data.sentences():
                 notifier(self.console)(message)
             run = Run(
@@ -259,12 +258,15 @@ class AgentEvol:
         on_main_process(write)
 
 
-def _demonstrations(config: AgentEvolConfig, notify: Notify) -> list[Trajectory]:
+def _demonstrations(config: AgentEvolConfig, tokenizer: Any, notify: Notify) -> list[Trajectory]:
+    """The selected demonstrations; raises `ConfigError` if the policy could not repeat a turn."""
     if not config.data:
         return []
     read, reading = read_demonstrations(config.data)
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
+    if found.selected:
+        SFTDataset.of(config, tokenizer, found, [], config.turn_max_tokens)
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
     notify(f"{len(found.selected)} demonstrations{reasons}.")
     for message in describe_broken(reading.broken):

@@ -31,6 +31,7 @@ from agentgym_train.config.read import (
 )
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
+from agentgym_train.evaluation.suite import read_suite
 from agentgym_train.models.available import check_available
 from agentgym_train.runs.stored import is_complete, resumed_config
 
@@ -247,9 +248,7 @@ def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_d
     assert resumed_config(tmp_path).as_dict() == config
     config["group_size"] = config.pop("num_generations")
     store.write_json("run.json", {"config": config})
-    assert resumed_config(tmp_path).num_generations == config["group_size"]
-    store.write_json("run.json", {"config": {**config, "entropy_floor": 0.1}})
-    said = r"entropy_floor was removed: .* Edit it in run.json and config.yaml"
+    said = "group_size: write `num_generations: 8` instead. Edit it in run.json and config.yaml"
     with pytest.raises(ConfigError, match=said):
         resumed_config(tmp_path)
     with pytest.raises(ConfigError, match=said):
@@ -323,10 +322,14 @@ def test_limits_of_rollouts_are_not_below_zero(field):
 def test_the_shipped_configs_are_valid():
     from pathlib import Path
 
-    found = sorted((Path(__file__).parents[2] / "examples").rglob("train/**/*.yaml"))
-    assert found
-    for path in found:
+    folder = Path(__file__).parents[2] / "examples" / "train"
+    suites = sorted(folder.glob("suites/*.yaml"))
+    configs = sorted({*folder.rglob("*.yaml")} - {*suites})
+    assert configs and suites
+    for path in configs:
         read_method_config(path)
+    for path in suites:
+        read_suite(str(path))
 
 
 def test_environments_in_python_may_be_mappings_as_in_yaml(tmp_path):

@@ -281,7 +281,7 @@ def test_evolve_rejects_them_before_it_explores(data, tmp_path):
         envs=[World(env="agentgym/TextCraft-v0")], instruction="", turn_max_tokens=8,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="demonstrated turns exceed turn_max_tokens=8; the long"):
-        _demonstrations(config, Console(file=io.StringIO()))
+        _demonstrations(config, textcraft_tokenizer(), pytest.fail)
 
 
 def test_a_turn_that_was_cut_at_this_limit_when_it_was_played_is_not_too_long(data):
