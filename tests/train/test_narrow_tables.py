@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,7 +12,6 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.registry import registered
-from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.evaluation.tables import Grid
 from agentgym_train.runs.summary import _iterations_table
 from commands import agentgym
@@ -70,17 +68,11 @@ def test_labels_and_numbers_of_an_evaluation_are_complete(width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_environments_are_complete_in_the_table_of_agent_evol(tmp_path, width):
-    envs = [{"env": "agentgym/TextCraft-v0"}, {"env": "agentgym/BabyAI-v0"}]
-    from agentgym_train.config.worlds import World
-
-    config = AgentEvolConfig(
-        model="m", output_dir=str(Path(tmp_path)), envs=[World(**values) for values in envs]
-    )
-    base = {world.env: 0.25 for world in config.worlds}
-    columns = columns_of(shown(_iterations_table(config, base, []), width))
-    for world in config.worlds:
-        assert any(world.env in column for column in columns), columns
+def test_environments_are_complete_in_the_table_of_agent_evol(width):
+    base = {"agentgym/TextCraft-v0": 0.25, "agentgym/BabyAI-v0": 0.25}
+    columns = columns_of(shown(_iterations_table([*base], base, []), width))
+    for env in base:
+        assert any(env in column for column in columns), columns
 
 
 def test_the_columns_beside_the_first_are_shared_out_in_order():
