@@ -146,7 +146,9 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.trl_keys import hint_for_trl
 
-    old = instead_of(names if isinstance(names, Mapping) else dict.fromkeys(unknown), valid)
+    old = instead_of(
+        names if isinstance(names, Mapping) else dict.fromkeys(unknown, "VALUE"), valid
+    )
     if old:
         raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]

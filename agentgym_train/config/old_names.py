@@ -90,11 +90,13 @@ def instead_of(values: Mapping[str, Any], valid: Collection[str]) -> str:
     """
     old = [name for name in values if name in MOVED and name not in valid]
     moved = [name for name in old if MOVED[name].partition(".")[0] in valid]
-    written: dict[str, str] = {}
+    new: dict[str, Any] = {}
     for name in moved:
         key, _, field = MOVED[name].partition(".")
-        fields = {MOVED[n].partition(".")[2]: values[n] for n in moved if MOVED[n].startswith(key)}
-        written[key] = _EXAMPLES.get(key) or _as_yaml({key: fields if field else values[name]})
+        value = {field: values[name]} if field else values[name]
+        both = isinstance(value, Mapping) and isinstance(new.get(key), Mapping)
+        new[key] = {**new[key], **value} if both else value
+    written = {key: _EXAMPLES.get(key) or _as_yaml({key: value}) for key, value in new.items()}
     said = []
     if moved:
         lines = ", ".join(f"`{line}`" for line in written.values())

@@ -140,6 +140,7 @@ def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dic
 
 def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run's policy in an environment, without those that are given."""
+    from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
     from agentgym_train.config.worlds import World
@@ -151,6 +152,8 @@ def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str,
             f"--settings-of {path} is neither the folder of a training run nor its config file"
         )
     stored = read_values(file)
+    if old := instead_of(stored, SETTINGS_OF_A_RUN):
+        raise ConfigError(f"{file} has keys {old}")
     found: dict[str, Any] = {
         name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -338,8 +339,10 @@ def _episode_with(dialogue: _Dialogue, row: dict[str, Any], env: str) -> Traject
     if not turns:
         raise ConfigError("it has no response of the policy")
     reward = row.get("reward")
-    if reward is not None and not isinstance(reward, int | float):
-        raise ConfigError(f"its reward must be a number, got {reward!r:.80}")
+    if reward is not None and not _is_finite(reward):
+        raise ConfigError(f"its reward must be a finite number, got {reward!r:.80}")
+    if isinstance(row.get("success"), str):
+        raise ConfigError(f"its success must be true or false, got {row['success']!r:.80}")
     # AgentGym counts 1 as solved, and 100 in environments that score in percent.
     success = bool(row.get("success", reward is None or reward in (1, 100)))
     turns[-1] = replace(turns[-1], reward=float(success if reward is None else reward))
@@ -398,3 +401,10 @@ def _env_of(name: str) -> str:
         return full_id(_NAMES.get(name.lower(), name)) if name else ""
     except UnknownEnvironment:
         return name
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        return False

@@ -69,7 +69,7 @@ class Entry(Evaluation):
     @property
     def key(self) -> str:
         """Its folder, and what `{name}` stands for."""
-        return file_name(self.name).lower().replace(".", "-")
+        return _key(self.name)
 
     def settings(self) -> dict[str, Any]:
         """What its results depend on, as JSON returns it."""
@@ -129,7 +129,13 @@ class SuitePlan:
     concurrency: int = 256
 
     def __post_init__(self) -> None:
+        published = {name for entry in self.suite.evaluations for name in entry.published}
         for label in self.labels:
+            if label in published:
+                raise ConfigError(
+                    f"{label} is also the name of a published result in {self.file}; give the "
+                    "policy another label: --policy LABEL=POLICY"
+                )
             reasons = [found.missing.get(label) for found in self.policies.values()]
             if all(reasons):
                 raise ConfigError(f"{label} is missing in every evaluation; {reasons[0]}")
@@ -189,7 +195,7 @@ def with_options(suite: Suite, env_kwargs: Mapping[str, Any], **options: int | N
     `env_kwargs` are by name of the evaluation. Raises `ConfigError` for another name.
     """
     entries = list(suite.evaluations)
-    by_key = {file_name(str(name)).lower(): kwargs for name, kwargs in env_kwargs.items()}
+    by_key = {_key(str(name)): kwargs for name, kwargs in env_kwargs.items()}
     keys = [entry.key for entry in entries]
     if not all(key in keys and isinstance(kwargs, Mapping) for key, kwargs in by_key.items()):
         raise ConfigError(
@@ -268,6 +274,11 @@ def suite_grid(plan: SuitePlan, results: Sequence[Result]) -> tuple[Grid, list[s
     notes = [f"[{number}] {text}" for text, number in numbers.items()]
     title = f"{plan.file}: success (95 % interval), mean turns"
     return Grid(title, header, rows), [*notes, *plan.suite.notes]
+
+
+def _key(name: str) -> str:
+    """The folder of an evaluation with this name."""
+    return file_name(name).lower().replace(".", "-")
 
 
 def _why_not_run(plan: SuitePlan, entry: Entry) -> str:

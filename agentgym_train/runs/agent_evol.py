@@ -46,6 +46,7 @@ from agentgym_train.data.collect import (
 from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries
+from agentgym_train.models.model_card import find_base_again
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
@@ -97,6 +98,7 @@ def run(
     if not status and PartialState().is_main_process:
         model = evolution.folder(config.iterations) / "model"
         shutil.copytree(model, path / "model", dirs_exist_ok=True)
+        find_base_again(path / "model", before=model)
         conclude_evolution(config, store, console)
     return status
 
@@ -170,7 +172,8 @@ class AgentEvol:
             try:
                 self.worlds.run(policy.engine.update_weights(policy.model, iteration))
                 for folder, world, runner in zip(folders, worlds, self.worlds, strict=True):
-                    self._play(runner, policy, world, iteration, folder)
+                    lost = self._play(runner, policy, world, iteration, folder)
+                    _check_explored(world, folder, gathered(lost))
             finally:
                 self._close(policy)
             on_main_process(lambda: store.write_json("explored.json", {"iteration": iteration}))
@@ -179,10 +182,10 @@ class AgentEvol:
 
     def _play(
         self, runner: RolloutRunner, policy: Policy, world: World, iteration: int, folder: Path
-    ) -> None:
+    ) -> list[str | None]:
         """Play this process's share of the missing episodes in one environment.
 
-        Lost episodes are left out of the iteration; raises `ConfigError` if all of them were lost.
+        Returns the errors of the lost episodes, which are left out of the iteration.
         """
         state = PartialState()
         settings = self._collection(world, iteration, folder / f"process-{state.process_index}")
@@ -191,17 +194,13 @@ class AgentEvol:
         # All processes have read the same episodes before one of them writes.
         gathered(None)
         if not share:
-            return
+            return []
         own = policy.in_environment(runner.card, world.instruction)
         actors = own.actors(self.config.temperature)
         lost = play(
             opened(settings), runner, actors, share, settings, own.instruction, self.console
         )
-        if len(lost) == len(share):
-            raise ConfigError(
-                f"all {len(lost)} episodes of {world.env} were lost; the first error: "
-                f"{lost[0].error}"
-            )
+        return [episode.error for episode in lost]
 
     def _collection(self, world: World, iteration: int, folder: Path) -> CollectConfig:
         """An exploration as a collection, whose starts depend on seed and iteration alone."""
@@ -276,9 +275,18 @@ def _demonstrations(config: AgentEvolConfig, tokenizer: Any, notify: Notify) -> 
 
 def explored_episodes(folder: Path) -> list[Trajectory]:
     """The episodes that all processes explored in one environment, in the order of the starts."""
-    parts = sorted(folder.glob("process-*"))
-    found = [episode for part in parts for episode in collected(RunStore.open(part))[0]]
+    parts = [part for part in folder.glob("process-*") if (part / "run.json").is_file()]
+    found = [episode for part in sorted(parts) for episode in collected(RunStore.open(part))[0]]
     return sorted(found, key=lambda t: (t.group, t.sample))
+
+
+def _check_explored(world: World, folder: Path, lost: Sequence[Sequence[str | None]]) -> None:
+    """Raise `ConfigError` if every episode of an environment was lost; `lost` are all errors."""
+    errors = [error for own in lost for error in own]
+    if errors and not explored_episodes(folder):
+        raise ConfigError(
+            f"all {len(errors)} episodes of {world.env} were lost; the first error: {errors[0]}"
+        )
 
 
 def select(config: AgentEvolConfig, env: str, episodes: Sequence[Trajectory]) -> list[Trajectory]:

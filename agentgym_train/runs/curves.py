@@ -62,6 +62,7 @@ def plot(rows: Rows, panels: Sequence[Panel], title: str, folder: Path, x: str) 
 def figure_of(rows: Rows, panels: Sequence[Panel], title: str, x: str) -> Figure:
     """The panels above each other."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 0.8 + 2.4 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -72,6 +73,8 @@ def figure_of(rows: Rows, panels: Sequence[Panel], title: str, x: str) -> Figure
             steps, values = [row["step"] for row in known], [row[metric] for row in known]
             # Success and a reward for success alone coincide, so the later one is dashed.
             style = {"color": f"C{number}", "linestyle": "--" if metric == "reward" else "-"}
+            if len(values) <= SMOOTHED_OVER:  # a single point has no line
+                style["marker"] = "o"
             if panel.smooths:
                 axis.plot(steps, values, color=f"C{number}", alpha=0.25, linewidth=1)
                 values = smooth(values)
@@ -86,6 +89,7 @@ def figure_of(rows: Rows, panels: Sequence[Panel], title: str, x: str) -> Figure
             axis.legend(frameon=False, fontsize="small")
     axes[0].set_title(title, loc="left")
     axes[-1].set_xlabel(x)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

@@ -10,14 +10,16 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from agentgym_env.errors import AgentGymError
+from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Turn
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.read import method_config
 from agentgym_train.config.worlds import World
 from agentgym_train.runs.agent_evol import (
+    _check_explored,
     exploration_metrics,
+    explored_episodes,
     learning_metrics,
     merged,
     select,
@@ -95,6 +97,16 @@ def test_a_weight_says_how_often_an_environments_rows_come():
     assert sum(t.env == UNEVEN for t in often) == 1
     assert 900 < len(often) < 1100
     assert {sum(t.task == str(n) for t in often) for n in range(400)} == {2, 3}
+
+
+def test_an_exploration_that_was_killed_at_once_or_lost_episodes_goes_on(tmp_path):
+    (tmp_path / "process-0" / "trajectories").mkdir(parents=True)
+    assert explored_episodes(tmp_path) == [], "killed before its run.json"
+    world = World(env=TEXTCRAFT)
+    with pytest.raises(ConfigError, match=r"all 2 episodes of .* were lost.*down"):
+        _check_explored(world, tmp_path, [["down"], ["up"]])
+    RunStore.create(tmp_path / "process-1", {}).append_trajectories("collected", [said("1", "a")])
+    _check_explored(world, tmp_path, [["down"], []])  # those that are there count
 
 
 @pytest.mark.parametrize("envs", [(TEXTCRAFT,), (TEXTCRAFT, UNEVEN)])

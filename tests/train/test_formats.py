@@ -194,6 +194,16 @@ def test_a_system_message_of_either_format_is_the_instruction(tmp_path):
         assert [turn.response for turn in read.turns] == ["ok", "b"]
 
 
+@pytest.mark.parametrize("result", [{"reward": 10**400}, {"reward": "1"}, {"success": "false"}])
+def test_a_result_that_is_not_one_is_a_broken_row(tmp_path, result):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": talk, **result}))
+    read = read_episodes(path)
+    (broken,) = read.broken
+    assert not read.trajectories and f"its {next(iter(result))} must be" in broken.reason
+
+
 def test_a_row_of_pairs_is_no_episode(tmp_path):
     say = [{"role": "assistant", "content": "good"}]
     path = tmp_path / "pairs.jsonl"

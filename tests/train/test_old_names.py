@@ -11,6 +11,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.files import read_yaml
 from agentgym_train.config.old_names import MOVED
+from agentgym_train.config.options import settings_of
 from agentgym_train.config.read import method_config, read_config, stored_config
 from agentgym_train.config.worlds import World
 
@@ -48,6 +49,20 @@ def test_an_old_key_is_rejected_with_its_new_name(old):
 def test_old_keys_of_an_entry_of_envs_are_rejected(name):
     with pytest.raises(ConfigError, match=f"{name}: write `"):
         World(env="e", **{name: 1})
+
+
+def test_old_keys_of_one_mapping_are_written_together():
+    old = {"warmup_steps": 5, "trl": {"weight_decay": 0.2}, "compile": True}
+    with pytest.raises(ConfigError) as error:
+        method_config({**NEEDED, **old})
+    line = "`trainer_args: {warmup_steps: 5, weight_decay: 0.2, torch_compile: true}`"
+    assert line in str(error.value)
+
+
+def test_settings_of_an_old_run_are_rejected_and_not_ignored(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: m\ngateway: {port: 3}\n")
+    with pytest.raises(ConfigError, match="has keys of an earlier version: gateway: write `agent"):
+        settings_of(str(tmp_path), {})
 
 
 def test_an_old_run_is_not_read_and_the_error_names_its_file():

@@ -276,6 +276,12 @@ def test_options_prevail_over_the_file_and_are_noted(tmp_path):
     assert (stored["seed"], stored["horizon"]) == (7, 1)
 
 
+def test_a_policy_is_not_named_like_a_published_result(tmp_path, capsys):
+    file = written(tmp_path, {**CRAFT, "published": {"random": 0.5}})
+    assert exit_of("eval", "--suite", file, "--policy", "random") == 2
+    assert "random is also the name of a published result" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("without_java")
 def test_an_evaluation_that_cannot_run_here_is_reported_with_the_reason_and_no_zero(
     tmp_path, capsys
