@@ -308,7 +308,7 @@ def _begin(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
                 check_unlocked(folder, "--out")
                 move_aside(folder)
         before = {}
-    for key in now.keys() & before.keys():
+    for key in (key for key in now if key in before):
         other = [name for name in now[key] if before[key].get(name) != now[key][name]]
         if other:
             raise ConfigError(

@@ -361,7 +361,7 @@ def test_other_settings_in_the_folder_of_a_suite_change_nothing(tmp_path, capsys
     before = contents(out)
     capsys.readouterr()
     for other, told in (
-        (["--seed", "5"], "another suite: babyai has other seed"),
+        (["--seed", "5"], "another suite: textcraft has other seed"),
         (["--env-kwargs", '{"babyai": {"legacy": true}}'], "babyai has other env_kwargs"),
         (["--policy", "expert"], "has other policies"),
     ):
