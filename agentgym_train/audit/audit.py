@@ -75,8 +75,8 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
         raise ConfigError(f"{path} is not a training run: its run.json has no config with a model")
     if values.get("method", "rl") != "rl":
         raise ConfigError(
-            f"{path} is a run of method {values['method']}, which samples no tokens; audit its "
-            f"model: agentgym audit {path}/model"
+            f"{path} is a run of method {values['method']}, which does not train on the tokens "
+            f"that were sampled; audit its model: agentgym audit {path}/model"
         )
     # Check this first: creating the config imports the agent.
     names = names_in_run(values, _IMPORTED) | names_in_envs(values.get("envs"), ["env"])

@@ -30,7 +30,11 @@ _OPTIONS: Final = SettingsOptions(
 @with_option_groups
 def audit(
     run_or_model: Annotated[
-        str, typer.Argument(help="A run's folder, a model's folder, or a hub id.")
+        str,
+        typer.Argument(
+            help="A run of RL, or a model: a folder, a hub id, pip:PACKAGE, starter:NAME or "
+            "FILE.gguf."
+        ),
     ],
     given: Annotated[dict[str, Any], _OPTIONS],
     json_path: Annotated[

@@ -20,7 +20,8 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Model to save with --save: a folder, a hub id, pip:PACKAGE or FILE.gguf."
+            help="Model to save with --save: a folder, a hub id, pip:PACKAGE, starter:NAME or "
+            "FILE.gguf."
         ),
     ] = None,
     save: Annotated[

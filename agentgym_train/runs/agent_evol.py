@@ -46,7 +46,7 @@ from agentgym_train.data.collect import (
 from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries
-from agentgym_train.models.model_card import find_base_again
+from agentgym_train.models.model_card import find_base_again, model_card
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
@@ -99,6 +99,8 @@ def run(
         model = evolution.folder(config.iterations) / "model"
         shutil.copytree(model, path / "model", dirs_exist_ok=True)
         find_base_again(path / "model", before=model)
+        card = model_card(path / "model", config)
+        (path / "model" / "README.md").write_text(card, encoding="utf-8")
         conclude_evolution(config, store, console)
     return status
 

@@ -73,7 +73,7 @@ def _only_steps(path: Path, words: Sequence[str]) -> dict[str, Any]:
     if others := ", ".join([*files, *(key for key in asked if key != "steps")]):
         raise ConfigError(
             f"a resumed run keeps its config; leave out {others}, or start a new run with "
-            f"{path}/config.yaml. Only its steps can change: steps=N"
+            f"{path}/config.yaml. Only the steps of RL, SFT and DPO can change: steps=N"
         )
     return asked
 
