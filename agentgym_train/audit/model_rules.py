@@ -116,7 +116,7 @@ def log_probs(subject: Subject) -> Passed:
 def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
     """The remedy, depending on which side agrees with a forward pass of the episode alone."""
     heat = subject.settings.temperature
-    scores = _scores(subject.model, row.ids, temperature=heat)  # (P + T - 1,)
+    scores = logprobs_of(subject.model, row.ids, temperature=heat)  # (P + T - 1,)
     alone = float(scores[len(row.tokens.prompt_ids) - 1 + at])
     engine = _size(row.tokens.logprobs[at] - alone) <= tolerance
     trainer = _size(row.trainer_logprobs[at] - alone) <= tolerance
@@ -137,10 +137,10 @@ def padding(subject: Subject) -> Passed:
     fills = {"the pad token": int(subject.tokenizer.pad_token_id), "another token": 0}
     worst, implicit = 0.0, 0.0
     for row in rows:
-        alone = _scores(subject.model, row.ids)
+        alone = logprobs_of(subject.model, row.ids)
         for name, fill in fills.items():
             for left, right in ((0, _RIGHT), (_LEFT, 0), (_LEFT, _RIGHT)):
-                gaps = (_scores(subject.model, row.ids, left, right, fill) - alone).abs()
+                gaps = (logprobs_of(subject.model, row.ids, left, right, fill) - alone).abs()
                 gap, at = float(gaps.max()), int(gaps.nan_to_num(math.inf).argmax()) + 1
                 if not gap <= tolerance:
                     raise Drift(
@@ -152,7 +152,7 @@ def padding(subject: Subject) -> Passed:
                         largest=gap,
                     )
                 worst = max(worst, gap)
-        counted = _scores(subject.model, row.ids, _LEFT, positions=False)
+        counted = logprobs_of(subject.model, row.ids, _LEFT, positions=False)
         implicit = max(implicit, float((counted - alone).abs().max()))
     notes = []
     if not implicit <= tolerance:
@@ -238,7 +238,7 @@ def _size(gap: float) -> float:
 
 
 @torch.no_grad()
-def _scores(
+def logprobs_of(
     model: Any,
     ids: Sequence[int],
     left: int = 0,

@@ -15,6 +15,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import trained_spans
+from agentgym_train.audit.model_rules import logprobs_of
 from agentgym_train.audit.rules import (
     Drift,
     NotApplicable,
@@ -29,7 +30,6 @@ from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out, tools_of
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.event_loop import run_async
-from agentgym_train.models.setup import evaluating
 from agentgym_train.rollout.agent import Agent, agent_factory, format_of, is_black_box
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.model_actors import ModelActor
@@ -86,7 +86,9 @@ def stored_logprobs(subject: Subject) -> Passed:
         raise NotApplicable(f"no stored episode was sampled with weight version {stored.version}")
     worst, tokens = 0.0, 0
     for name, row, heat in rows:
-        found = _logprobs(subject, row, heat)
+        ids = row.prompt_ids + row.completion_ids
+        scores = logprobs_of(subject.model, ids, temperature=heat or 1.0)  # (P + T - 1,)
+        found = scores[len(row.prompt_ids) - 1 :].tolist()
         for at, (trained, a, b) in enumerate(zip(row.loss_mask, row.logprobs, found, strict=True)):
             gap = abs(a - b) if math.isfinite(a - b) else math.inf
             if trained and gap > _tolerance(subject):
@@ -229,18 +231,6 @@ def _tolerance(subject: Subject) -> float:
     chosen = subject.settings.tolerance
     usual = _AGREE if subject.model.dtype == torch.float32 else 0.5
     return usual if chosen is None else chosen
-
-
-@torch.no_grad()
-def _logprobs(subject: Subject, row: Tokens, temperature: float) -> list[float]:
-    """(T,) log-probabilities of the completion, at its sampling temperature."""
-    model = subject.model
-    ids = torch.tensor([row.prompt_ids + row.completion_ids], device=model.device)  # (1, P + T)
-    with evaluating(model):
-        logits = model(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1]  # (T, V)
-    logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)  # (T, V)
-    chosen = logprobs.gather(1, ids[0, len(row.prompt_ids) :, None]).squeeze(1)  # (T,)
-    return chosen.tolist()
 
 
 RULES: Mapping[str, Callable[[Subject], Passed]] = {

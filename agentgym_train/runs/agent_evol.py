@@ -124,7 +124,8 @@ class AgentEvol:
         for iteration in range(first, self.config.iterations + 1):
             store = self._store(iteration)
             explored = self._explore(store, iteration) if iteration else {}
-            chosen = {env: select(self.config, env, e) for env, e in explored.items()}
+            found = zip(self.config.worlds, explored.values(), strict=False)
+            chosen = {world.env: select(self.config, world, own) for world, own in found}
             if iteration:
                 selected.append([episode for own in chosen.values() for episode in own])
             if not self._exists(store.path / "iteration.json"):
@@ -291,9 +292,10 @@ def _check_explored(world: World, folder: Path, lost: Sequence[Sequence[str | No
         )
 
 
-def select(config: AgentEvolConfig, env: str, episodes: Sequence[Trajectory]) -> list[Trajectory]:
+def select(
+    config: AgentEvolConfig, world: World, episodes: Sequence[Trajectory]
+) -> list[Trajectory]:
     """The good episodes of an environment, at most `per_task` of each task."""
-    (world,) = (world for world in config.worlds if world.env == env)
     selected: list[Trajectory] = []
     of_task: Counter[str] = Counter()
     for episode in filter_episodes(episodes, config.keep_of(world)).selected:
@@ -333,11 +335,7 @@ def merged(
     chosen = [] if config.merge == "none" and selected else list(demonstrations)
     for iteration in selected if config.merge == "all" else selected[-1:]:
         chosen += iteration
-    first: dict[tuple[str, str, tuple[str, ...]], Trajectory] = {}
-    for episode in chosen:
-        actions = tuple(turn.action for turn in episode.turns)
-        first.setdefault((episode.env, episode.task, actions), episode)
-    return list(first.values())
+    return filter_episodes(chosen, EpisodeFilter(min_turns=0, unique=True)).selected
 
 
 def weighted(

@@ -101,7 +101,7 @@ def reports_by_env(found: Any, envs: Sequence[str]) -> dict[str, Any]:
     """Stored reports by environment; of one alone it is stored without its id."""
     if not found:
         return {}
-    return {envs[0]: found} if len(envs) == 1 and "success" in found else dict(found)
+    return {envs[0]: found} if len(envs) == 1 else dict(found)
 
 
 def show_end(
@@ -254,9 +254,9 @@ def _read_failures(
     config: RunConfig, store: RunStore, results: Mapping[str, Any]
 ) -> tuple[str, str]:
     """What to do about a policy that solves next to nothing: RL would learn from no success."""
-    after = results.get("after") or {}
-    reports = [after] if "cut_turns" in after else list(after.values())
-    cut = fmean([report["cut_turns"] or 0.0 for report in reports]) if reports else 0.0
+    reports = reports_by_env(results.get("after"), [world.env for world in _worlds(config)])
+    cuts = [report["cut_turns"] or 0.0 for report in reports.values()]
+    cut = fmean(cuts) if cuts else 0.0
     return (
         f"agentgym view {store.path}",
         f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "

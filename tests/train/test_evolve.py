@@ -58,16 +58,17 @@ def test_an_iteration_keeps_the_first_good_episode_of_each_task():
         said("bowl", "a bowl"),
         said("bowl", "a bowl"),
     ]
-    found = select(config(), TEXTCRAFT, episodes)
+    (world,) = config().worlds
+    found = select(config(), world, episodes)
     assert [t.turns[0].response for t in found] == ["one way", "a bowl"]
-    every = select(config(per_task=0), TEXTCRAFT, episodes)
+    every = select(config(per_task=0), world, episodes)
     assert [t.turns[0].response for t in every] == ["one way", "another way", "a bowl"]
 
 
 def test_a_world_that_pays_in_parts_has_a_threshold_of_its_own():
     episodes = [said("1", "a", success=False, reward=0.6), said("2", "b", reward=0.4)]
     paid = config(envs=[World(env=TEXTCRAFT, min_reward=0.5)])
-    assert [t.task for t in select(paid, TEXTCRAFT, episodes)] == ["1"]
+    assert [t.task for t in select(paid, paid.worlds[0], episodes)] == ["1"]
     told = config(envs=[World(env=TEXTCRAFT, min_reward=0.5), World(env=UNEVEN)])
     mixed = [*episodes, said("3", "c", success=False, env=UNEVEN), said("4", "d", env="x/Y-v0")]
     assert [t.task for t in select_demonstrations(told, mixed).selected] == ["1", "4"]
