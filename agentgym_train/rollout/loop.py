@@ -12,15 +12,14 @@ from agentgym_env.errors import EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.episode import (
+from agentgym_train.rollout.attempt import (
     AgentCrashed,
     DeadlinePassed,
     EpisodeActor,
     EpisodeActorFactory,
-    EpisodeResult,
-    EpisodeRun,
-    EpisodeSpec,
+    attempt,
 )
+from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import Wrapping
 
@@ -90,12 +89,11 @@ class Rollouts:
     async def _play_once(
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
     ) -> EpisodeResult:
-        actor, limits, wrapping = self._new_actor(), self.concurrency_limits, self._wrapping
+        actor = self._new_actor()
+        limits, wrapping = self.concurrency_limits, self._wrapping
         if isinstance(actor, EpisodeActor):
             return await actor.play(self._client, start, horizon, limits, clock, wrapping, step)
-        return await EpisodeRun(actor, start, horizon, limits, clock, wrapping).play(
-            self._client, step
-        )
+        return await attempt(actor, self._client, start, horizon, limits, clock, wrapping, step)
 
     async def _play_with_retries(
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline

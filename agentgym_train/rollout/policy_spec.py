@@ -12,7 +12,7 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import HFSettings, OwnEngine
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
-from agentgym_train.rollout.episode import EpisodeActorFactory
+from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.policy_name import PolicyName, parse_policy
 
 if TYPE_CHECKING:

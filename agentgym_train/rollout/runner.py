@@ -21,7 +21,8 @@ from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.event_loop import LoopRunner
-from agentgym_train.rollout.episode import EpisodeActorFactory, EpisodeSpec
+from agentgym_train.rollout.attempt import EpisodeActorFactory
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import OnEpisode, Rollouts
 from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn

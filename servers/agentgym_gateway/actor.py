@@ -20,25 +20,21 @@ from agentgym_gateway.programs import AgentLost, Place, Program, raised
 from agentgym_gateway.server import Gateway
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.episode import (
-    CRASHED,
-    AgentCrashed,
-    DeadlinePassed,
-    EpisodeActor,
-    EpisodeResult,
-    EpisodeSpec,
-)
+from agentgym_train.rollout.attempt import AgentCrashed, DeadlinePassed, EpisodeActor
+from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import Wrapping
 
 GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
+CRASHED: Final[dict[str, Any]] = {"agent_crashed": True}
+"""The info of the last turn before a black-box agent crashed, which may follow from that turn."""
 _SILENT: Final = "the agent ended and had sent no request that was accepted"
 
 
 @dataclass(slots=True)
 class GatewayActor(EpisodeActor):
-    """Plays episodes by a black-box agent; raises as `EpisodeRun.play` does."""
+    """Plays episodes by a black-box agent; raises as `attempt` does."""
 
     gateway: Gateway
     program: Program
@@ -51,9 +47,9 @@ class GatewayActor(EpisodeActor):
     async def play(
         self,
         client: AsyncEnvClient,
-        start: EpisodeSpec,
+        spec: EpisodeSpec,
         horizon: int,
-        concurrency_limits: ConcurrencyLimits,
+        limits: ConcurrencyLimits,
         clock: Deadline,
         wrapping: Wrapping | None,
         step: int,
@@ -63,12 +59,12 @@ class GatewayActor(EpisodeActor):
         session: AsyncSession | None = None
         try:
             try:
-                environment = partial(concurrency_limits.environment.call, clock)
+                environment = partial(limits.environment.call, clock)
                 async with clock.limit() as limit, environment("the reset"):
                     session = await client.open()
                     if wrapping is not None:
                         session = wrapping.wrap(session)
-                    reply = await session.reset(seed=start.seed, task=start.task)
+                    reply = await session.reset(seed=spec.seed, task=spec.task)
             except TimeoutError as error:
                 if not limit.expired():
                     raise
@@ -78,15 +74,15 @@ class GatewayActor(EpisodeActor):
                 observation=reply.observation,
                 instruction=self.instruction,
                 info=reply.info,
-                seed=draw_seed(start.seed, start.task, start.sample, step),
+                seed=draw_seed(spec.seed, spec.task, spec.sample, step),
                 horizon=horizon,
                 tools=self.tools,
-                policy=partial(concurrency_limits.policy.call, clock),
+                policy=partial(limits.policy.call, clock),
                 environment=environment,
             )
             world_s, crash = 0.0, None
             try:
-                late, crash = await self._run(episode, start, horizon, clock)
+                late, crash = await self._run(episode, spec, horizon, clock)
                 world_s = clock.waited["environment"] + episode.step_s
             finally:
                 keep = episode.outcome is None or not episode.calls
@@ -94,8 +90,8 @@ class GatewayActor(EpisodeActor):
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
                 raise _too_slow(clock, world_s)
             self._check_played(finished, late, crash, clock)
-            concurrency_limits.turns += len(finished.turns)
-            concurrency_limits.tokens += finished.tokens
+            limits.turns += len(finished.turns)
+            limits.tokens += finished.tokens
             result = self._result(finished, reply.observation, reply.info, late)
             if crash is not None and not self._is_known(finished):
                 raise _crashed(crash, result)

@@ -1,0 +1,168 @@
+"""One attempt at an episode within its limits: of time, of concurrent calls, and with wrappers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.errors import EnvironmentLost, EpisodeFailure, Outcome
+from agentgym_env.trajectory import Turn
+from agentgym_env.wire import ResetReply, StepReply
+from agentgym_train.rollout.actors import Actor, ActorOutput, draw_seed
+from agentgym_train.rollout.episode import WITHOUT_LOSS, Episode, EpisodeResult, EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
+from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
+
+
+class DeadlinePassed(EnvironmentLost):
+    """The time limit passed, mostly while waiting for the environment."""
+
+
+class AgentCrashed(EpisodeFailure):
+    """A black-box agent failed after replies of the policy.
+
+    It is a failure of the policy, unless the agent gets the same replies once more and goes on.
+    """
+
+    kind = "agent_lost"
+
+    def __init__(self, message: str, result: EpisodeResult) -> None:
+        super().__init__(message)
+        self.result = result
+        """What the episode is if the crash follows from the replies."""
+
+    def was_outage(self, result: EpisodeResult | None) -> bool:
+        """Whether another attempt had the same replies, and the agent did not crash."""
+        if result is None:
+            return False
+        said, again = (Counter(turn.response for turn in r.turns) for r in (self.result, result))
+        return said <= again
+
+
+class EpisodeActor(ABC):
+    """Plays a whole episode in its own way, in place of an actor that an `Episode` asks."""
+
+    @abstractmethod
+    async def play(
+        self,
+        client: AsyncEnvClient,
+        spec: EpisodeSpec,
+        horizon: int,
+        limits: ConcurrencyLimits,
+        clock: Deadline,
+        wrapping: Wrapping | None,
+        step: int,
+    ) -> EpisodeResult:
+        """Play one attempt; raises if the environment, the engine or the agent is lost."""
+
+
+EpisodeActorFactory = Callable[[], Actor | EpisodeActor]
+"""Makes what plays an episode: mostly an actor."""
+
+
+async def attempt(
+    actor: Actor,
+    client: AsyncEnvClient,
+    spec: EpisodeSpec,
+    horizon: int,
+    limits: ConcurrencyLimits,
+    clock: Deadline,
+    wrapping: Wrapping | None,
+    step: int,
+) -> EpisodeResult:
+    """Open a session, play the episode, and close the session in any case.
+
+    After the time limit the attempt ends as `policy_timeout`, and its turns are trained on, if it
+    waited longer for the policy than for the environment. Otherwise it raises `DeadlinePassed`, and
+    the episode is lost. Raises if the environment or the engine is lost.
+    """
+    seed = draw_seed(spec.seed, spec.task, spec.sample, step)
+    episode = Episode(cast(Actor, _LimitedActor(actor, limits, clock)), spec, horizon, seed)
+    session: AsyncSession | None = None
+    has_ended = False
+    try:
+        try:
+            async with clock.limit() as limit:
+                async with limits.environment.call(clock, "a new session"):
+                    session = await client.open()
+                    if wrapping is not None:
+                        session = wrapping.wrap(session)
+                outcome = await episode.play(_LimitedSession(session, limits, clock))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            outcome = _out_of_time(episode, session, clock)
+        has_ended = True
+        return episode.result(outcome, await actor.end())
+    finally:
+        try:
+            if not has_ended:
+                await actor.end()
+        finally:
+            if session is not None:
+                await session.close()
+
+
+class _LimitedActor:
+    """An actor whose calls to the policy wait for a free slot, and are counted."""
+
+    def __init__(self, actor: Actor, limits: ConcurrencyLimits, clock: Deadline) -> None:
+        self._actor, self._limits, self._clock = actor, limits, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    async def act(self) -> ActorOutput | None:
+        async with self._limits.policy.call(self._clock):
+            output = await self._actor.act()
+        if output is not None:
+            self._limits.turns += 1
+            self._limits.tokens += output.tokens
+        return output
+
+    async def reflection(self, outcome: Outcome, observation: str) -> str | None:
+        async with self._limits.policy.call(self._clock):
+            return await self._actor.reflection(outcome, observation)
+
+
+class _LimitedSession(AsyncSession):
+    """A session whose calls to the environment wait for a free slot."""
+
+    def __init__(self, session: AsyncSession, limits: ConcurrencyLimits, clock: Deadline) -> None:
+        super().__init__(session.state, session.gatherings)
+        self._session, self._limits, self._clock = session, limits, clock
+        self._steps = 0
+
+    async def reset(
+        self, *, seed: int | None = None, task: str | None = None, split: str | None = None
+    ) -> ResetReply:
+        async with self._limits.environment.call(self._clock, "the reset"):
+            return await self._session.reset(seed=seed, task=task, split=split)
+
+    async def step(self, action: str) -> StepReply:
+        self._steps += 1
+        async with self._limits.environment.call(self._clock, f"turn {self._steps}"):
+            return await self._session.step(action)
+
+
+def _out_of_time(episode: Episode, session: AsyncSession | None, clock: Deadline) -> Outcome:
+    """The outcome after the time limit; raises `DeadlinePassed` if it is the environment's."""
+    policy_s, world_s = clock.waited["policy"], clock.waited["environment"]
+    if world_s >= policy_s:
+        within = session.current_wrapper if isinstance(session, WrappedSession) else ""
+        raise DeadlinePassed(
+            f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited "
+            f"{world_s:.1f} s for the environment"
+            + (f", at last in wrapper {within}; fix it" if within else "; use more servers")
+            + " or raise the limit",
+            "deadline",
+        )
+    sent = episode.pending
+    if sent is not None and isinstance(sent.action, str):
+        # Its tokens were sampled; the observation is unknown.
+        info = {} if sent.trained else WITHOUT_LOSS
+        episode.turns.append(Turn(sent.response, sent.action, "", info=info, cut=sent.cut))
+    return "policy_timeout"
