@@ -14,10 +14,10 @@ from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.evaluation.plan import EvalPlan, PolicyPlan, eval_starts, starts_of
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport, figures_of, report_of
-from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.progress import progress_bar
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 from agentgym_train.rollout.runner import RolloutRunner, live_status
 
 _CHUNK: Final = 4096

@@ -12,7 +12,7 @@ from typing import Any
 from agentgym_env.tools import ToolSpec
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import GenerationEngine
-from agentgym_train.rollout.attempt import EpisodeActorFactory
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 
 
 class BlackBoxConnection:

@@ -1,7 +1,7 @@
 """One episode, from `reset` to its outcome: read this first.
 
 It knows nothing about limits, retries, concurrency, wrappers or torch, which are around it: see
-`attempt.py` and `loop.py`.
+`run_episode.py` and `loop.py`.
 """
 
 from __future__ import annotations

@@ -12,15 +12,15 @@ from agentgym_env.errors import EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.attempt import (
+from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
+from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
+from agentgym_train.rollout.run_episode import (
     AgentCrashed,
     DeadlinePassed,
     EpisodeActor,
     EpisodeActorFactory,
-    attempt,
+    run_episode,
 )
-from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import Wrapping
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Rollouts:
         limits, wrapping = self.concurrency_limits, self._wrapping
         if isinstance(actor, EpisodeActor):
             return await actor.play(self._client, start, horizon, limits, clock, wrapping, step)
-        return await attempt(actor, self._client, start, horizon, limits, clock, wrapping, step)
+        return await run_episode(actor, self._client, start, horizon, limits, clock, wrapping, step)
 
     async def _play_with_retries(
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline

@@ -25,9 +25,9 @@ from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.models.loading import end_ids, load_policy
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.agent import AgentFactory, black_box
-from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.chat import Chat, chat_of
 from agentgym_train.rollout.model_actors import model_actor
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 
 if TYPE_CHECKING:
     from agentgym_train.rollout.black_box import BlackBox, BlackBoxConnection

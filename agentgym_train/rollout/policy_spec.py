@@ -12,8 +12,8 @@ from agentgym_env.tools import ToolSpec
 from agentgym_train.config.engines import HFSettings, OwnEngine
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.rollout.actors import ExpertActor, RandomActor
-from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.policy_name import PolicyName, parse_policy
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 
 if TYPE_CHECKING:
     from agentgym_train.engines.openai import ChatEndpoint

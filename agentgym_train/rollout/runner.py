@@ -21,11 +21,11 @@ from agentgym_env.wire import EnvCard
 from agentgym_env.wrappers import WrapperSpec
 from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.event_loop import LoopRunner
-from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits
 from agentgym_train.rollout.loop import OnEpisode, Rollouts
 from agentgym_train.rollout.progress import ConcurrencyText, is_redrawn
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 from agentgym_train.rollout.wrapping import Wrapping
 
 _T = TypeVar("_T")

@@ -19,8 +19,8 @@ from agentgym_gateway.server import Gateway
 from agentgym_gateway.settings import GatewaySettings
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import GenerationEngine
-from agentgym_train.rollout.attempt import EpisodeActorFactory
 from agentgym_train.rollout.black_box import BlackBox, BlackBoxConnection
+from agentgym_train.rollout.run_episode import EpisodeActorFactory
 
 
 class GatewayAgent(BlackBox):

@@ -1,4 +1,4 @@
-"""One attempt at an episode within its limits: of time, of concurrent calls, and with wrappers."""
+"""Runs an episode once within its limits: of time, of concurrent calls, and with wrappers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EpisodeActorFactory = Callable[[], Actor | EpisodeActor]
 """Makes what plays an episode: mostly an actor."""
 
 
-async def attempt(
+async def run_episode(
     actor: Actor,
     client: AsyncEnvClient,
     spec: EpisodeSpec,
