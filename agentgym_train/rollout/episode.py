@@ -6,7 +6,7 @@ It knows nothing about limits, retries, concurrency, wrappers or torch, which ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from agentgym_env.actions import ActionError
 from agentgym_env.client.aio import AsyncSession
 from agentgym_env.errors import ConfigError, Outcome, outcome_of
-from agentgym_env.trajectory import Tokens, Turn
+from agentgym_env.trajectory import Turn
 from agentgym_train.rollout.actors import Actor, ActorOutput
 from agentgym_train.rollout.tool_calls import PlannedCall, ToolCalls
 
@@ -50,10 +50,10 @@ class Episode:
         self.turns: list[Turn] = []
         self.observation = ""
         """The first one."""
+        self.reset_info: dict[str, Any] = {}
         self.pending: ActorOutput | None = None
         """What the environment was sent and has not answered."""
         self._actor, self._spec, self._seed, self._left = actor, spec, seed, horizon
-        self._info: dict[str, Any] = {}
 
     async def play(self, env: AsyncSession) -> Outcome:
         """Play the episode, and again from its start while the actor asks for another trial."""
@@ -78,7 +78,7 @@ class Episode:
 
     async def _reset(self, env: AsyncSession) -> str:
         reply = await env.reset(seed=self._spec.seed, task=self._spec.task)
-        self._info = reply.info
+        self.reset_info = reply.info
         return reply.observation
 
     async def _trial(self, env: AsyncSession, most: int) -> Outcome:
@@ -150,35 +150,6 @@ class Episode:
             output.cut,
         )
         return turn, max(1, steps), ending
-
-    def result(self, outcome: Outcome, rows: list[Tokens]) -> EpisodeResult:
-        """The result of the episode, whose actor ended with these rows."""
-        infos = (turn.info for turn in reversed(self.turns))
-        info = next((info for info in infos if "success" in info), self._info)
-        return EpisodeResult(
-            outcome=outcome,
-            observation=self.observation,
-            turns=self.turns,
-            success=bool(info.get("success", False)),
-            score=float(info.get("score", 0.0)),
-            rows=rows,
-            policy=self._actor.name,
-            usage=self._actor.used(),
-        )
-
-
-@dataclass(slots=True)
-class EpisodeResult:
-    """What an episode came to."""
-
-    outcome: Outcome
-    observation: str
-    turns: list[Turn]
-    success: bool
-    score: float
-    rows: list[Tokens]
-    policy: str
-    usage: dict[str, int] = field(default_factory=dict)
 
 
 def _calls_of(action: str | ActionError | None) -> tuple[PlannedCall, ...]:

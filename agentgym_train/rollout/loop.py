@@ -12,13 +12,14 @@ from agentgym_env.errors import EpisodeFailure, Outcome
 from agentgym_env.printable import one_line
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.run_episode import (
     AgentCrashed,
     DeadlinePassed,
     EpisodeActor,
     EpisodeActorFactory,
+    EpisodeResult,
     run_episode,
 )
 from agentgym_train.rollout.wrapping import Wrapping

@@ -5,16 +5,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import EnvironmentLost, EpisodeFailure, Outcome
-from agentgym_env.trajectory import Turn
+from agentgym_env.trajectory import Tokens, Turn
 from agentgym_env.wire import ResetReply, StepReply
 from agentgym_train.rollout.actors import Actor, ActorOutput, draw_seed
-from agentgym_train.rollout.episode import WITHOUT_LOSS, Episode, EpisodeResult, EpisodeSpec
+from agentgym_train.rollout.episode import WITHOUT_LOSS, Episode, EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
+
+
+@dataclass(slots=True)
+class EpisodeResult:
+    """What an episode came to."""
+
+    outcome: Outcome
+    observation: str
+    """The first one."""
+    turns: list[Turn]
+    success: bool
+    score: float
+    rows: list[Tokens]
+    policy: str
+    usage: dict[str, int] = field(default_factory=dict)
 
 
 class DeadlinePassed(EnvironmentLost):
@@ -96,7 +112,7 @@ async def run_episode(
                 raise
             outcome = _out_of_time(episode, session, clock)
         has_ended = True
-        return episode.result(outcome, await actor.end())
+        return _result(episode, actor, outcome, await actor.end())
     finally:
         try:
             if not has_ended:
@@ -104,6 +120,22 @@ async def run_episode(
         finally:
             if session is not None:
                 await session.close()
+
+
+def _result(episode: Episode, actor: Actor, outcome: Outcome, rows: list[Tokens]) -> EpisodeResult:
+    """`success` and `score` are of the last turn that knows them."""
+    infos = (turn.info for turn in reversed(episode.turns))
+    info = next((info for info in infos if "success" in info), episode.reset_info)
+    return EpisodeResult(
+        outcome=outcome,
+        observation=episode.observation,
+        turns=episode.turns,
+        success=bool(info.get("success", False)),
+        score=float(info.get("score", 0.0)),
+        rows=rows,
+        policy=actor.name,
+        usage=actor.used(),
+    )
 
 
 class _LimitedActor:

@@ -20,9 +20,14 @@ from agentgym_gateway.programs import AgentLost, Place, Program, raised
 from agentgym_gateway.server import Gateway
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.episode import EpisodeResult, EpisodeSpec
+from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
-from agentgym_train.rollout.run_episode import AgentCrashed, DeadlinePassed, EpisodeActor
+from agentgym_train.rollout.run_episode import (
+    AgentCrashed,
+    DeadlinePassed,
+    EpisodeActor,
+    EpisodeResult,
+)
 from agentgym_train.rollout.wrapping import Wrapping
 
 GRACE_S: Final = 10.0
