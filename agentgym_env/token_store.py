@@ -46,7 +46,7 @@ class StoredTokens(Struct, frozen=True, omit_defaults=True):
     """All rows of tokens with their advantages; empty if the tokens are not stored."""
 
 
-def pack(rows: Sequence[Tokens], advantages: Sequence[float]) -> bytes:
+def pack_tokens(rows: Sequence[Tokens], advantages: Sequence[float]) -> bytes:
     """Compress rows of tokens and the advantages of their completions, row after row.
 
     Log-probabilities and advantages keep the precision of 32 bits. In a run on TextCraft, where one
@@ -59,8 +59,8 @@ def pack(rows: Sequence[Tokens], advantages: Sequence[float]) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(values), 6)
 
 
-def unpack(packed: bytes) -> tuple[list[Tokens], list[float]]:
-    """The arguments of `pack`; raises `ConfigError` for bytes that it did not return."""
+def unpack_tokens(packed: bytes) -> tuple[list[Tokens], list[float]]:
+    """The arguments of `pack_tokens`; raises `ConfigError` for bytes that it did not return."""
     try:
         values = msgspec.msgpack.decode(zlib.decompressobj().decompress(packed, _MAX_BYTES))
         rows = [

@@ -61,7 +61,7 @@ class ToolEnv(TextEnv):
             ):
                 raise TypeError(f"the tool {name} is no method of an environment; give it `self`")
         cls._tools = {
-            name: _Method.of(name, member)
+            name: _Method.from_function(name, member)
             for name, member in inspect.getmembers(cls, inspect.isfunction)
             if getattr(member, _MARK, False)
         }
@@ -114,7 +114,7 @@ class _Method:
     arguments: type[Struct]
 
     @classmethod
-    def of(cls, name: str, function: Callable[..., Any]) -> _Method:
+    def from_function(cls, name: str, function: Callable[..., Any]) -> _Method:
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise TypeError(f"the tool {name} must be a plain method, not async or a generator")
         hints = typing.get_type_hints(function, include_extras=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.rollout.buffer import Batch
+from agentgym_train.rollout.buffer import GroupBatch
 from agentgym_train.rollout.groups import Group
 from agentgym_train.rollout.policy import make_policy
 from agentgym_train.rollout.worlds import open_worlds
@@ -75,10 +75,10 @@ def displacement(config: RLConfig, rollout: list[Group]) -> Tensor:
         trainer = RLTrainer(policy, config, worlds, RunStore.create(Path(folder) / "run", {}))
         take = trainer.rollouts.take
 
-        async def recorded(draws: Sequence[Group], horizons: Sequence[int]) -> Batch:
+        async def recorded(draws: Sequence[Group], horizons: Sequence[int]) -> GroupBatch:
             if not rollout:
                 rollout.extend((await take(draws, horizons)).trained)
-            return Batch(list(rollout))
+            return GroupBatch(list(rollout))
 
         trainer.rollouts.take = recorded  # type: ignore[method-assign]
         trainer.train()

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_train.algorithms import LossSettings
-from agentgym_train.training.loss import PolicyLoss
+from agentgym_train.training.loss import RLLoss
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 
@@ -128,7 +128,7 @@ def rows_of(batch: dict[str, Tensor]) -> TokenRows:
 
 def start(trainer: Ours) -> None:
     """Finish the construction of our trainer."""
-    trainer.start_updates(PolicyLoss(LossSettings()), max_tokens=0)
+    trainer.start_updates(RLLoss(LossSettings()), max_tokens=0)
 
 
 def own_step(trainer: Any, rows: TokenRows) -> float:

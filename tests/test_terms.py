@@ -29,6 +29,7 @@ NAMES = {
     "EpisodeFilter, ExplorationResult, datasets":
         "sift sifted exploration Found teaching_rows pair_rows kept_tokens run_facts",
     "sft, dpo, local models, preflight, distributed": "imitation preference at_hand ranks",
+    "RuleFailed, EpisodeReader, without reward": "Drift Shelf unpaid",
     "codec, session store, partition, listener, protocols, env errors, validation errors":
         "desk keeper shard door neighbours incidents misfits faults",
 }  # fmt: skip
@@ -63,6 +64,9 @@ PHRASES = {
     "current": r"\bthe present (step|weights|horizon|policy|one)\b",
     "results": r"\bcame to nothing\b|\bwhat \w+ came to\b",
 }  # fmt: skip
+CORE = ("agentgym_env", "agentgym_train", "servers/agentgym_gateway", "servers/agentgym_viewer")
+SAME = {"make_engine"}
+"""What each engine's module has."""
 OBSERVATIONS = (
     "The call is no JSON",
     "this is no JSON",
@@ -139,6 +143,40 @@ def test_names_are_those_of_the_field():
             if new is not None:
                 found.append(f"{path}:{line}: {name} -> {new}")
     assert not found, "\n".join(found)
+
+
+def public_definitions() -> Iterator[tuple[str, str]]:
+    """(name, module) of the classes and functions of the core, without the commands."""
+    for path, text in sources():
+        if path.is_relative_to(path.parts[0] + "/cli") or not any(map(path.is_relative_to, CORE)):
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, str(path)
+
+
+def test_a_public_name_has_one_meaning():
+    places: dict[str, list[str]] = {}
+    for name, path in public_definitions():
+        places.setdefault(name, []).append(path)
+    found = {
+        name: paths
+        for name, paths in places.items()
+        if len(paths) > 1 and not name.startswith("_") and name not in SAME
+    }
+    assert not found, found
+
+
+def test_constructors_say_what_they_are_made_from():
+    found = [
+        f"{path}:{node.lineno}"
+        for path, text in sources()
+        for kind in ast.walk(ast.parse(text))
+        if isinstance(kind, ast.ClassDef)
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef) and node.name == "of"
+    ]
+    assert not found, found
 
 
 def test_texts_are_plain_english():

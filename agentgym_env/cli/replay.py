@@ -110,7 +110,7 @@ def replay(
             elif not is_replayable(found):
                 seen.lost += 1
             else:
-                seen.add(place, found, replay_episode(worlds.of(found), found))
+                seen.add(place, found, replay_episode(worlds.env_of(found), found))
     if not seen.episodes + seen.lost + seen.unreadable:
         raise BadRequest(f"no episode in {trajectory} matches; check --task and --index")
     seen.sum_up()
@@ -164,7 +164,7 @@ class _Worlds:
         self._token, self._wrappers = token, wrappers
         self._made: dict[str, gymnasium.Env[str, str]] = {}
 
-    def of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
+    def env_of(self, trajectory: Trajectory) -> gymnasium.Env[str, str]:
         """The environment that an episode is of."""
         name = self._env or self._checked(trajectory.env)
         if name not in self._made:

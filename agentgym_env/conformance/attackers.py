@@ -40,7 +40,7 @@ _LIST_EVERY: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ActionTemplate:
     """An action with a gap."""
 
     before: str
@@ -59,7 +59,7 @@ class Template:
 
 
 @dataclass(slots=True)
-class Episode:
+class AttackedEpisode:
     """An episode as an attacker sees it, and as it is judged."""
 
     env: TextEnv
@@ -108,8 +108,8 @@ class Knowledge:
         self.pool: list[str] = []
         """Actions of solutions, of any task."""
         self.addresses: dict[str, None] = {}
-        self.templates: list[Template] = []
-        self.endings: Counter[Template] = Counter()
+        self.templates: list[ActionTemplate] = []
+        self.endings: Counter[ActionTemplate] = Counter()
         """Templates of the solutions' last actions."""
         self._alike: Counter[tuple[str, str]] = Counter()
         for found in _FORM.finditer(instruction):
@@ -141,25 +141,25 @@ class Knowledge:
                 self.templates.append(template)
 
 
-def templates_of(action: str) -> list[Template]:
+def templates_of(action: str) -> list[ActionTemplate]:
     """An action with each of its arguments left out: quoted or bracketed ones, else last words."""
     spans = [found.span(found.lastindex or 0) for found in _ARGUMENT.finditer(action)]
     if not spans:
         spaces = [found.end() for found in re.finditer(r"\s+", action)]
         spans = [(start, len(action)) for start in dict.fromkeys(spaces[:1] + spaces[-1:])]
-    return [Template(action[:a], action[b:], action[a:b]) for a, b in spans]
+    return [ActionTemplate(action[:a], action[b:], action[a:b]) for a, b in spans]
 
 
-Attacker = Callable[[Episode, Knowledge], Iterator[str]]
+Attacker = Callable[[AttackedEpisode, Knowledge], Iterator[str]]
 
 
-def random_play(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+def random_play(episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
     """Available actions; without a list of them, known ones, and their forms with words seen."""
     while True:
         yield _any_action(episode, knowledge)
 
 
-def greedy(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+def greedy(episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
     """Half of the time an action that was rewarded before, else a random one."""
     while True:
         known = [action for _, action in episode.paid]
@@ -167,19 +167,19 @@ def greedy(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
         yield _pick(known, episode.draw) if repeat else _any_action(episode, knowledge)
 
 
-def echo(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+def echo(episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
     """Some random actions; then every text seen so far, in forms of actions and of last actions."""
     for _ in range(int(13 * episode.draw.random() ** 2)):  # often none: an action may end it
         yield _any_action(episode, knowledge)
     episode.crafted = True
-    forms = [*knowledge.templates, Template("", "", "")]
+    forms = [*knowledge.templates, ActionTemplate("", "", "")]
     for _ in range(_MAX_CRAFTED):
         is_last = knowledge.endings and episode.draw.random() < 0.5
         text = _MARKS.sub(" ", " ".join(reversed(episode.observations)))[:_MAX_ECHO]
         yield _pick(list(knowledge.endings) if is_last else forms, episode.draw).fill(text)
 
 
-def repeat_rewarded(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+def repeat_rewarded(episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
     """Follow the solution to a reward and repeat its action; or another and that one, in turns."""
     alternate = episode.draw.random() < 0.5
     path = iter(episode.solution.actions[:-1] if episode.solution else ())
@@ -198,7 +198,7 @@ def repeat_rewarded(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
             unpaid = 0 if episode.rewards[-1] > 0 else unpaid + 1
 
 
-def join_addresses(episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+def join_addresses(episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
     """Open one address that contains all known ones, and end the episode with an empty answer."""
     own = _ADDRESS.findall(episode.observations[0])
     forms = [template for template in knowledge.templates if template.takes_address]
@@ -240,7 +240,7 @@ class ModelAttacker:
     url: str
     api_key: str | None = field(default=None, repr=False)
 
-    def __call__(self, episode: Episode, knowledge: Knowledge) -> Iterator[str]:
+    def __call__(self, episode: AttackedEpisode, knowledge: Knowledge) -> Iterator[str]:
         """The model's actions."""
         head = {"role": "system", "content": _CHEAT + episode.env.instruction}
         messages = [{"role": "user", "content": episode.observations[0]}]
@@ -281,7 +281,7 @@ def model_attacker(name: str, api_key: str | None) -> ModelAttacker:
     return ModelAttacker(model, url.rstrip("/"), api_key)
 
 
-def _any_action(episode: Episode, knowledge: Knowledge) -> str:
+def _any_action(episode: AttackedEpisode, knowledge: Knowledge) -> str:
     draw = episode.draw
     # A long list may take longer than a turn; most of an older one is still possible.
     if len(episode.listed) <= _LONG_LIST or len(episode.actions) % _LIST_EVERY == 0:
@@ -294,7 +294,7 @@ def _any_action(episode: Episode, knowledge: Knowledge) -> str:
     return str(_pick(knowledge.pool or ["look", "help", "1", UNKNOWN], draw))
 
 
-def _word_seen(template: Template, episode: Episode) -> str:
+def _word_seen(template: ActionTemplate, episode: AttackedEpisode) -> str:
     """A number, an address or a word of the last observation, as the gap had one."""
     text = episode.observations[-1]
     kind = r"\d+" if template.gap.isdigit() or template.gap == "ID" else r"\w[\w .-]*"

@@ -16,8 +16,8 @@ from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
 from agentgym_train.audit import model_rules, stored_rules, template_rules
-from agentgym_train.audit.rules import Finding, Passed, apply
-from agentgym_train.audit.subject import Stored, Subject
+from agentgym_train.audit.rules import RulePassed, RuleResult, check_rule
+from agentgym_train.audit.subject import AuditedModel, StoredRun
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import PolicyConfig
@@ -28,7 +28,7 @@ from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.agent import format_of
 
-RULES: Final[Mapping[str, Callable[[Subject], Passed]]] = {
+RULES: Final[Mapping[str, Callable[[AuditedModel], RulePassed]]] = {
     **template_rules.RULES,
     **model_rules.RULES,
     **stored_rules.RULES,
@@ -42,15 +42,15 @@ _IMPORTED: Final = ("env", "agent", "horizon")
 """The settings of a run that refer to code which an audit imports."""
 
 
-def audit(subject: Subject) -> Iterator[Finding]:
+def audit(subject: AuditedModel) -> Iterator[RuleResult]:
     """Apply all rules; yields each finding when it is available."""
     for name, rule in RULES.items():
-        yield apply(name, rule, subject)
+        yield check_rule(name, rule, subject)
 
 
 def subject_of(
     run_or_model: str, dtype: str, changes: dict[str, Any], *, trusted: bool = False
-) -> Subject:
+) -> AuditedModel:
     """Load the subject of an audit from a run's folder, a model's folder or a hub id.
 
     `changes` are fields of `AuditSettings` set by the user; the others come from the run. The code
@@ -64,10 +64,10 @@ def subject_of(
             f"{run_or_model} contains neither a run (run.json) nor a model (config.json)"
         )
     model, tokenizer = load_policy(run_or_model, dtype)
-    return Subject(run_or_model, model, tokenizer, replace(AuditSettings(), **changes))
+    return AuditedModel(run_or_model, model, tokenizer, replace(AuditSettings(), **changes))
 
 
-def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bool) -> Subject:
+def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bool) -> AuditedModel:
     store = RunStore.open(path)
     facts = store.read_json("run.json") or {}
     values = facts.get("config")
@@ -100,12 +100,12 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
         },
     }
     model, tokenizer = load_policy(source, dtype)
-    return Subject(
+    return AuditedModel(
         source,
         model,
         tokenizer,
         replace(AuditSettings(), **{**values, **changes}),
-        stored=Stored(config, trajectories, version),
+        stored=StoredRun(config, trajectories, version),
     )
 
 

@@ -46,7 +46,7 @@ OBSERVATIONS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AuditedRow:
     """A sampled episode in the trainer's batch, without padding."""
 
     name: str
@@ -70,7 +70,7 @@ class Row:
 class Episodes:
     """All episodes, and whether the trainer computes them in 16 bits."""
 
-    rows: list[Row]
+    rows: list[AuditedRow]
     half: bool
 
 
@@ -84,7 +84,7 @@ class _World:
         self.card = EnvCard(ENV_ID, instruction, {"train": 1}, "train", 0, 0, False, tools=())
 
 
-def play(policy: Policy, settings: AuditSettings, control: Sequence[str]) -> Episodes:
+def sample_episodes(policy: Policy, settings: AuditSettings, control: Sequence[str]) -> Episodes:
     """Sample the episodes, and score their tokens with a trainer.
 
     The observations also contain the `control` tokens. Raises what engine and model raise.
@@ -100,13 +100,13 @@ def play(policy: Policy, settings: AuditSettings, control: Sequence[str]) -> Epi
         # As in training, where dropout is active.
         trainer.model.train()
         trajectories = run_async(_sampled(policy, settings, texts))
-        rows = Rows.of(trajectories, int(policy.tokenizer.pad_token_id))
+        rows = Rows.from_trajectories(trajectories, int(policy.tokenizer.pad_token_id))
         scores = trainer.update.logprobs(rows.to_train(trainer.accelerator.device))  # (R, W)
     found = []
     for number, (trajectory, tokens) in enumerate(zip(trajectories, rows.tokens, strict=True)):
         first = len(tokens.prompt_ids)
         own = scores[number, first : first + len(tokens.completion_ids)].tolist()
-        found.append(Row(f"sampled episode {number}", trajectory, tokens, own))
+        found.append(AuditedRow(f"sampled episode {number}", trajectory, tokens, own))
     return Episodes(found, trainer.args.bf16 or trainer.args.fp16)
 
 

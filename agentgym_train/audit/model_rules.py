@@ -14,9 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentgym_train.audit.episodes import Row
-from agentgym_train.audit.rules import Drift, NotApplicable, Passed, Place, first_difference
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.episodes import AuditedRow
+from agentgym_train.audit.rules import (
+    ConversationDifference,
+    RuleFailed,
+    RulePassed,
+    RuleSkipped,
+    first_difference,
+)
+from agentgym_train.audit.subject import AuditedModel
 from agentgym_train.engines.base import Generation, Sampling
 from agentgym_train.event_loop import run_async
 from agentgym_train.models.positions import positions_of
@@ -32,14 +38,14 @@ _PADDED_ROWS = 4
 _LEFT, _RIGHT = 7, 5
 
 
-def episodes(subject: Subject) -> Passed:
+def episodes(subject: AuditedModel) -> RulePassed:
     """The model works with agentgym's engine and trainer."""
     if isinstance(subject.played, Exception):
         raise subject.played
     rows, stops = subject.played.rows, subject.require_chat().stop_ids
     silent = [row.name for row in rows if not row.trajectory.turns]
     if len(silent) == len(rows):
-        raise Drift(
+        raise RuleFailed(
             "no episode had a turn: the first prompt exceeds the token budget",
             f"raise max_tokens above {max(len(row.tokens.prompt_ids) for row in rows)}",
         )
@@ -48,7 +54,7 @@ def episodes(subject: Subject) -> Passed:
     turns = [row.tokens.completion_ids[start:end] for row in rows for start, end in row.spans]
     cut, sampled = sum(ids[-1] not in stops for ids in turns), sum(map(len, turns))
     notes = [f"{len(silent)} episodes had no tokens left for a turn"] if silent else []
-    return Passed(
+    return RulePassed(
         f"{len(rows)} episodes ({ends}), {len(turns)} turns, {cut} of them truncated, "
         f"{sampled} trained tokens",
         notes,
@@ -56,36 +62,36 @@ def episodes(subject: Subject) -> Passed:
     )
 
 
-def stopping(subject: Subject) -> Passed:
+def stopping(subject: AuditedModel) -> RulePassed:
     """Generation stops at the end of a turn."""
     prompt = subject.episodes.rows[0].tokens.prompt_ids
     free = _sample(subject, prompt, ()).token_ids
     if not free or len(free) > _PROBE_TOKENS:
         fact = f"asked for at most {_PROBE_TOKENS} tokens, the engine returns {len(free)}"
-        raise Drift(fact, _ENGINE)
+        raise RuleFailed(fact, _ENGINE)
     stop = free[len(free) // 2]
     expected = free[: free.index(stop) + 1]
     found = _sample(subject, prompt, (stop,))
     at = first_difference(expected, found.token_ids)
     if at is not None or found.finish_reason != "stop":
         place = subject.place("a greedy turn", at or 0, expected, found.token_ids)
-        raise Drift(f"the engine does not stop at the stop id {stop}", _ENGINE, place)
-    return Passed(f"the engine stops at stop ids, here at {subject.decode([stop])!r} ({stop})")
+        raise RuleFailed(f"the engine does not stop at the stop id {stop}", _ENGINE, place)
+    return RulePassed(f"the engine stops at stop ids, here at {subject.decode([stop])!r} ({stop})")
 
 
-def _sample(subject: Subject, prompt: list[int], stops: tuple[int, ...]) -> Generation:
+def _sample(subject: AuditedModel, prompt: list[int], stops: tuple[int, ...]) -> Generation:
     sampling = Sampling(_PROBE_TOKENS, temperature=0.0, stop_ids=stops)
     return run_async(subject.engine.generate(prompt, sampling))
 
 
-def log_probs(subject: Subject) -> Passed:
+def log_probs(subject: AuditedModel) -> RulePassed:
     """The trainer's probability of every sampled token equals the engine's."""
     allowed = _tolerance(subject)
     gaps = [(row, at, gap) for row in subject.episodes.rows for at, gap in _gaps(row)]
     if not gaps:
-        raise NotApplicable("no token was sampled")
+        raise RuleSkipped("no token was sampled")
     row, at, _ = max(gaps, key=lambda found: _size(found[2]))
-    agreement = Agreement.of([gap for _, _, gap in gaps], allowed)
+    agreement = Agreement.from_gaps([gap for _, _, gap in gaps], allowed)
     figures = {
         "tokens": len(gaps),
         "max": agreement.most,
@@ -104,16 +110,16 @@ def log_probs(subject: Subject) -> Passed:
         token = row.tokens.completion_ids[at : at + 1]
         sides = {"engine": row.tokens.logprobs[at], "trainer": row.trainer_logprobs[at]}
         shown = (f"{subject.decode(token)} {side} {value:.6f}" for side, value in sides.items())
-        raise Drift(
+        raise RuleFailed(
             f"engine and trainer differ on {text}",
             _whose_fault(subject, row, at, allowed.token),
-            Place(where, at, token, token, *shown),
+            ConversationDifference(where, at, token, token, *shown),
             **figures,
         )
-    return Passed(f"{text}; largest at {where}, token {at}", figures=figures)
+    return RulePassed(f"{text}; largest at {where}, token {at}", figures=figures)
 
 
-def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
+def _whose_fault(subject: AuditedModel, row: AuditedRow, at: int, tolerance: float) -> str:
     """The remedy, depending on which side agrees with a forward pass of the episode alone."""
     heat = subject.settings.temperature
     scores = logprobs_of(subject.model, row.ids, temperature=heat)  # (P + T - 1,)
@@ -130,7 +136,7 @@ def _whose_fault(subject: Subject, row: Row, at: int, tolerance: float) -> str:
     return text + "both are wrong. Use one precision for engine and trainer, and disable dropout"
 
 
-def padding(subject: Subject) -> Passed:
+def padding(subject: AuditedModel) -> RulePassed:
     """An episode's log-probabilities do not depend on the other episodes in a batch."""
     tolerance = _tolerance(subject).token
     rows = subject.episodes.rows[:_PADDED_ROWS]
@@ -143,12 +149,12 @@ def padding(subject: Subject) -> Passed:
                 gaps = (logprobs_of(subject.model, row.ids, left, right, fill) - alone).abs()
                 gap, at = float(gaps.max()), int(gaps.nan_to_num(math.inf).argmax()) + 1
                 if not gap <= tolerance:
-                    raise Drift(
+                    raise RuleFailed(
                         f"{left} columns of padding left and {right} right, filled with {name}, "
                         f"change a log-probability by {gap:.2g}",
                         "the model attends to padding: check how it uses attention_mask and "
                         "position_ids, or train with one episode per row",
-                        Place(row.name, at, (), row.ids[at : at + 1]),
+                        ConversationDifference(row.name, at, (), row.ids[at : at + 1]),
                         largest=gap,
                     )
                 worst = max(worst, gap)
@@ -160,17 +166,17 @@ def padding(subject: Subject) -> Passed:
             f"without position_ids, left padding changes a log-probability by {implicit:.2g}"
         )
     figures = {"largest": worst, "without_position_ids": implicit}
-    return Passed(f"{len(rows)} episodes padded 6 ways: at most {worst:.2g}", notes, figures)
+    return RulePassed(f"{len(rows)} episodes padded 6 ways: at most {worst:.2g}", notes, figures)
 
 
-def pad_token(subject: Subject) -> Passed:
+def pad_token(subject: AuditedModel) -> RulePassed:
     """Padding can be distinguished from sampled tokens."""
     pad = subject.tokenizer.pad_token_id
     if pad is None:
-        raise Drift("the tokenizer has no pad token", "set tokenizer.pad_token")
+        raise RuleFailed("the tokenizer has no pad token", "set tokenizer.pad_token")
     added = subject.tokenizer.added_tokens_decoder.get(pad)
     if added is None or not added.special:
-        raise Drift(
+        raise RuleFailed(
             f"the pad token {subject.decode([pad])!r} (id {pad}) is an ordinary token",
             "set tokenizer.pad_token to a special token; TRL treats a completion that ends with "
             "the pad token as terminated",
@@ -179,10 +185,10 @@ def pad_token(subject: Subject) -> Passed:
     if subject.chat is not None and pad in subject.chat.stop_ids:
         text = "it also ends a turn, which is harmless: masks depend on lengths, not on ids"
         notes.append(text)
-    return Passed(f"{added} ({pad})", notes)
+    return RulePassed(f"{added} ({pad})", notes)
 
 
-def vocabulary(subject: Subject) -> Passed:
+def vocabulary(subject: AuditedModel) -> RulePassed:
     """Every token has an embedding and a logit."""
     model, size = subject.model, len(subject.tokenizer)
     rows = int(model.get_input_embeddings().weight.shape[0])
@@ -190,7 +196,7 @@ def vocabulary(subject: Subject) -> Passed:
     columns = rows if head is None else int(head.weight.shape[0])
     known = max([*subject.tokenizer.get_vocab().values(), size - 1])
     if known >= min(rows, columns):
-        raise Drift(
+        raise RuleFailed(
             f"the tokenizer has ids up to {known}, but the model has {rows} embeddings and "
             f"{columns} logits",
             "call model.resize_token_embeddings(len(tokenizer)), then save both again",
@@ -201,33 +207,33 @@ def vocabulary(subject: Subject) -> Passed:
         notes.append(f"{columns - known - 1} logits have no token; if sampled, they have no text")
     figures = {"tokens": size, "embeddings": rows, "logits": columns, "tied": tied}
     text = f"{size} tokens, {rows} embeddings, {columns} logits, {'tied' if tied else 'untied'}"
-    return Passed(text, notes, figures)
+    return RulePassed(text, notes, figures)
 
 
-def positions(subject: Subject) -> Passed:
+def positions(subject: AuditedModel) -> RulePassed:
     """The model was trained for texts as long as an episode may be."""
     most, limit = subject.settings.max_tokens, positions_of(subject.model.config)
     if limit is None:
-        return Passed("the model has no limit of positions")
+        return RulePassed("the model has no limit of positions")
     figures = {"positions": limit, "max_tokens": most}
     if most > limit:
-        raise Drift(
+        raise RuleFailed(
             f"max_tokens is {most}, but the model has {limit} positions",
             f"set max_tokens (--max-tokens) to at most {limit}",
             None,
             **figures,
         )
-    return Passed(f"{limit} positions, max_tokens {most}", figures=figures)
+    return RulePassed(f"{limit} positions, max_tokens {most}", figures=figures)
 
 
-def _tolerance(subject: Subject) -> Tolerance:
+def _tolerance(subject: AuditedModel) -> Tolerance:
     halved = subject.model.dtype != torch.float32 or subject.episodes.half
     usual = HALF if halved else FULL
     chosen = subject.settings.tolerance
     return usual if chosen is None else replace(usual, token=chosen)
 
 
-def _gaps(row: Row) -> list[tuple[int, float]]:
+def _gaps(row: AuditedRow) -> list[tuple[int, float]]:
     """(index, log-probability of the trainer minus the engine's) of every trained token."""
     both = zip(row.tokens.loss_mask, row.tokens.logprobs, row.trainer_logprobs, strict=True)
     return [(at, theirs - ours) for at, (trained, ours, theirs) in enumerate(both) if trained]
@@ -261,7 +267,7 @@ def logprobs_of(
     return real.gather(1, row[0, left + 1 : left + len(ids), None]).squeeze(1)  # (n - 1,)
 
 
-RULES: Mapping[str, Callable[[Subject], Passed]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RulePassed]] = {
     "episodes": episodes,
     "stopping": stopping,
     "log-probs": log_probs,

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from agentgym_env.printable import one_line
-from agentgym_train.audit.episodes import Row
-from agentgym_train.audit.rules import Finding, Place
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.episodes import AuditedRow
+from agentgym_train.audit.rules import ConversationDifference, RuleResult
+from agentgym_train.audit.subject import AuditedModel
 
 _STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
 
@@ -22,7 +22,7 @@ _MOST = 600
 """Maximum characters shown of a span; the middle of longer ones is omitted."""
 
 
-def print_finding(console: Console, finding: Finding) -> None:
+def print_finding(console: Console, finding: RuleResult) -> None:
     """Print a finding: status, rule and detail, then notes, or location and remedy."""
     line = Text(f"{finding.status:<8} ", style=_STYLE[finding.status])
     line.append(f"{finding.rule:<17}", style="bold")
@@ -38,7 +38,7 @@ def print_finding(console: Console, finding: Finding) -> None:
     _more(console, "do", finding.remedy)
 
 
-def print_spans(console: Console, subject: Subject, count: int) -> None:
+def print_spans(console: Console, subject: AuditedModel, count: int) -> None:
     """Print the first `count` episodes as decoded spans, trained and masked."""
     legend = Text("\nlegend   ")
     legend.append("TRAINED «sampled by the policy»", style="bold green")
@@ -51,7 +51,7 @@ def print_spans(console: Console, subject: Subject, count: int) -> None:
 
 
 def print_summary(
-    console: Console, subject: Subject, findings: Sequence[Finding], show: int
+    console: Console, subject: AuditedModel, findings: Sequence[RuleResult], show: int
 ) -> None:
     """Print the spans of `show` episodes, then the number of passed and failed rules."""
     if show and any(f.rule == "episodes" and f.status == "pass" for f in findings):
@@ -62,7 +62,7 @@ def print_summary(
     console.print(Text(f"\n{words}", style=style), soft_wrap=True)
 
 
-def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
+def audit_json(subject: AuditedModel, findings: Sequence[RuleResult]) -> dict[str, Any]:
     """The audit as plain values."""
     statuses = [finding.status for finding in findings]
     return {
@@ -74,7 +74,7 @@ def as_json(subject: Subject, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _print_row(console: Console, subject: Subject, row: Row) -> None:
+def _print_row(console: Console, subject: AuditedModel, row: AuditedRow) -> None:
     tokens, turns = row.tokens, len(row.trajectory.turns)
     words = f"{turns} turns, {len(row.ids)} tokens, {sum(tokens.loss_mask)} trained"
     title = f"\n{row.name}: {words}, ended by {row.trajectory.outcome}"
@@ -89,7 +89,7 @@ def _print_row(console: Console, subject: Subject, row: Row) -> None:
 
 
 def _print_span(
-    console: Console, subject: Subject, name: str, ids: Sequence[int], trained: bool
+    console: Console, subject: AuditedModel, name: str, ids: Sequence[int], trained: bool
 ) -> None:
     text = one_line(subject.decode(ids))
     if len(text) > _MOST:
@@ -99,7 +99,7 @@ def _print_span(
     console.print(Text(f"  {name:<8} ").append(kind, style=style), soft_wrap=True)
 
 
-def _print_place(console: Console, place: Place) -> None:
+def _print_place(console: Console, place: ConversationDifference) -> None:
     token = "" if place.token is None else f", token {place.token}"
     _more(console, "first at", f"{place.where}{token}")
     for name, ids, text in (

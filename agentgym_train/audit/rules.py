@@ -11,7 +11,7 @@ _AROUND = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConversationDifference:
     """The first difference between two versions of a conversation."""
 
     where: str
@@ -25,10 +25,12 @@ class Place:
     found: str = ""
 
 
-class Drift(Exception):
+class RuleFailed(Exception):
     """A rule failed. `remedy` tells users what to do with their model, template or data."""
 
-    def __init__(self, fact: str, remedy: str, place: Place | None = None, **figures: Any) -> None:
+    def __init__(
+        self, fact: str, remedy: str, place: ConversationDifference | None = None, **figures: Any
+    ) -> None:
         super().__init__(fact)
         self.fact = fact
         self.remedy = remedy
@@ -36,12 +38,12 @@ class Drift(Exception):
         self.figures = figures
 
 
-class NotApplicable(Exception):
+class RuleSkipped(Exception):
     """A rule cannot be applied; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class RulePassed:
     """A rule passed."""
 
     detail: str
@@ -51,7 +53,7 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleResult:
     """The result of one rule."""
 
     rule: str
@@ -61,19 +63,19 @@ class Finding:
     detail: str
     remedy: str = ""
     notes: Sequence[str] = ()
-    place: Place | None = None
+    place: ConversationDifference | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def apply(name: str, rule: Callable[[Any], Passed], subject: Any) -> Finding:
+def check_rule(name: str, rule: Callable[[Any], RulePassed], subject: Any) -> RuleResult:
     """Check a rule; never raises."""
     proves = str(rule.__doc__).partition("\n")[0]
     try:
         passed = rule(subject)
-    except NotApplicable as reason:
-        return Finding(name, proves, "skipped", str(reason))
-    except Drift as drift:
-        return Finding(
+    except RuleSkipped as reason:
+        return RuleResult(name, proves, "skipped", str(reason))
+    except RuleFailed as drift:
+        return RuleResult(
             name, proves, "FAIL", drift.fact, drift.remedy, place=drift.place, figures=drift.figures
         )
     except Exception as error:
@@ -83,8 +85,10 @@ def apply(name: str, rule: Callable[[Any], Passed], subject: Any) -> Finding:
         remedy = (
             "the code of the model, tokenizer or template failed; try it with transformers alone"
         )
-        return Finding(name, proves, "FAIL", fact, remedy)
-    return Finding(name, proves, "pass", passed.detail, notes=passed.notes, figures=passed.figures)
+        return RuleResult(name, proves, "FAIL", fact, remedy)
+    return RuleResult(
+        name, proves, "pass", passed.detail, notes=passed.notes, figures=passed.figures
+    )
 
 
 def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | None:
@@ -95,9 +99,9 @@ def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | Non
     return None if len(expected) == len(found) else min(len(expected), len(found))
 
 
-def text_place(where: str, expected: str, found: str) -> Place:
+def text_place(where: str, expected: str, found: str) -> ConversationDifference:
     """The place of the first difference between two texts."""
     at = first_difference(expected, found) or 0
     start = max(0, at - _AROUND)
     end = at + _AROUND
-    return Place(where, None, (), (), expected[start:end], found[start:end])
+    return ConversationDifference(where, None, (), (), expected[start:end], found[start:end])

@@ -17,14 +17,14 @@ from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.audit.episodes import trained_spans
 from agentgym_train.audit.model_rules import logprobs_of
 from agentgym_train.audit.rules import (
-    Drift,
-    NotApplicable,
-    Passed,
-    Place,
+    ConversationDifference,
+    RuleFailed,
+    RulePassed,
+    RuleSkipped,
     first_difference,
     text_place,
 )
-from agentgym_train.audit.subject import Stored, Subject
+from agentgym_train.audit.subject import AuditedModel, StoredRun
 from agentgym_train.config.checks import Typed, type_of
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.data.tokenize import NO_LIMIT, act_out, tools_of
@@ -46,16 +46,16 @@ _AGREE = 1e-3
 """Tolerance of a stored log-probability: the run used other batches."""
 
 
-def stored_episodes(subject: Subject) -> Passed:
+def stored_episodes(subject: AuditedModel) -> RulePassed:
     """The stored tokens are those of the stored episodes."""
     stored = _stored(subject)
     if is_black_box(stored.config.agent):
-        raise NotApplicable("the agent is a program of its own, whose requests are not stored")
+        raise RuleSkipped("the agent is a program of its own, whose requests are not stored")
     chats: dict[tuple[str, str], Chat] = {}
     total = sum(map(len, stored.trajectories.values()))
     episodes = [(where, t) for where, t, _ in _episodes(stored) if t.rows]
     if not episodes:
-        raise NotApplicable(f"none of the {total} stored episodes has tokens")
+        raise RuleSkipped(f"none of the {total} stored episodes has tokens")
     for where, trajectory in episodes:
         key = trajectory.instruction, trajectory.env
         if key not in chats:
@@ -68,14 +68,14 @@ def stored_episodes(subject: Subject) -> Passed:
     text = f"{len(episodes)} stored episodes"
     if rows > len(episodes):
         text += f", in {rows} rows because of context resets,"
-    return Passed(f"{text} have the tokens of their texts", notes)
+    return RulePassed(f"{text} have the tokens of their texts", notes)
 
 
-def stored_logprobs(subject: Subject) -> Passed:
+def stored_logprobs(subject: AuditedModel) -> RulePassed:
     """The stored probabilities are those of the audited weights."""
     stored = _stored(subject)
     if stored.version is None:
-        raise NotApplicable("the step of the audited weights is unknown")
+        raise RuleSkipped("the step of the audited weights is unknown")
     rows = [
         (name, row, heat)
         for where, trajectory, heat in _episodes(stored)
@@ -83,7 +83,7 @@ def stored_logprobs(subject: Subject) -> Passed:
         if {v for v, m in zip(row.versions, row.loss_mask, strict=True) if m} == {stored.version}
     ][:_SCORED]
     if not rows:
-        raise NotApplicable(f"no stored episode was sampled with weight version {stored.version}")
+        raise RuleSkipped(f"no stored episode was sampled with weight version {stored.version}")
     worst, tokens = 0.0, 0
     for name, row, heat in rows:
         ids = row.prompt_ids + row.completion_ids
@@ -94,16 +94,16 @@ def stored_logprobs(subject: Subject) -> Passed:
             if trained and gap > _tolerance(subject):
                 token = row.completion_ids[at : at + 1]
                 texts = (f"{subject.decode(token)} {p:.5f}" for p in (a, b))
-                raise Drift(
+                raise RuleFailed(
                     f"a stored log-probability differs by {gap:.2g}",
                     "the episode was sampled with other weights, or at another temperature than "
                     "the run's",
-                    Place(name, at, token, token, *texts),
+                    ConversationDifference(name, at, token, token, *texts),
                     largest=gap,
                 )
             worst, tokens = max(worst, gap if trained else 0.0), tokens + trained
     text = f"{tokens} tokens of {len(rows)} stored episodes: largest difference {worst:.2g}"
-    return Passed(text, figures={"tokens": tokens, "largest": worst})
+    return RulePassed(text, figures={"tokens": tokens, "largest": worst})
 
 
 def tokenized_again(
@@ -111,7 +111,7 @@ def tokenized_again(
 ) -> list[Tokens]:
     """Rebuild the rows of an episode from its observations and the sampled ids of its turns.
 
-    Only ids, masks and turn ends are set. Raises `NotApplicable` for a custom agent with several
+    Only ids, masks and turn ends are set. Raises `RuleSkipped` for a custom agent with several
     trials per episode, because the ends of its trials are not stored.
     """
     responses = iter(
@@ -145,7 +145,7 @@ def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[in
     if kind.reflection is Agent.reflection:
         return set()
     if name != "reflect":
-        raise NotApplicable(f"the ends of the trials of {name} are not stored")
+        raise RuleSkipped(f"the ends of the trials of {name} are not stored")
     ends, count = set(), 0
     for row in trajectory.rows[:-1]:
         count += len(row.turn_ends)
@@ -153,13 +153,13 @@ def _reflections(trajectory: Trajectory, kind: type[Agent], name: str) -> set[in
     return ends
 
 
-def _stored(subject: Subject) -> Stored:
+def _stored(subject: AuditedModel) -> StoredRun:
     if subject.stored is None:
-        raise NotApplicable("the subject is a model, not a run")
+        raise RuleSkipped("the subject is a model, not a run")
     return subject.stored
 
 
-def _episodes(stored: Stored) -> Iterator[tuple[str, Trajectory, float]]:
+def _episodes(stored: StoredRun) -> Iterator[tuple[str, Trajectory, float]]:
     """(place, episode, temperature) of all stored episodes."""
     config = stored.config
     for file, trajectories in stored.trajectories.items():
@@ -174,7 +174,7 @@ def _rows(where: str, trajectory: Trajectory) -> Iterator[tuple[str, Tokens]]:
         yield f"{where}, row {number}" if trajectory.further_rows else where, row
 
 
-def _chat_of(subject: Subject, stored: Stored, trajectory: Trajectory) -> Chat:
+def _chat_of(subject: AuditedModel, stored: StoredRun, trajectory: Trajectory) -> Chat:
     """The chat of a stored episode's environment."""
     chat, with_tools = subject.require_chat(), bool(subject.template.tools)
     if not stored.config.envs and not with_tools:
@@ -185,11 +185,13 @@ def _chat_of(subject: Subject, stored: Stored, trajectory: Trajectory) -> Chat:
 
 
 def _check_episode(
-    subject: Subject, stored: Stored, where: str, trajectory: Trajectory, chat: Chat
+    subject: AuditedModel, stored: StoredRun, where: str, trajectory: Trajectory, chat: Chat
 ) -> None:
-    """Raise `Drift` unless ids and texts match, and agent and template give the same tokens."""
+    """Raise `RuleFailed` unless ids and texts match, and agent and template give equal tokens."""
     if sum(len(row.turn_ends) for row in trajectory.rows) != len(trajectory.turns):
-        raise Drift("its rows have another number of turns", _OTHER, Place(where))
+        raise RuleFailed(
+            "its rows have another number of turns", _OTHER, ConversationDifference(where)
+        )
     turns = iter(trajectory.turns)
     for name, row in _rows(where, trajectory):
         _check_texts(name, row, turns, chat)
@@ -198,42 +200,44 @@ def _check_episode(
     try:
         rebuilt = tokenized_again(trajectory, chat, agent, form)
     except ConfigError as error:
-        raise Drift(str(error), _OTHER, Place(where)) from error
+        raise RuleFailed(str(error), _OTHER, ConversationDifference(where)) from error
     if len(rebuilt) != len(trajectory.rows):
         text = f"it has {len(trajectory.rows)} rows, but the agent creates {len(rebuilt)}"
-        raise Drift(text, _OTHER, Place(where))
+        raise RuleFailed(text, _OTHER, ConversationDifference(where))
     for again, (name, row) in zip(rebuilt, _rows(where, trajectory), strict=True):
         for part in ("prompt", "completion"):
             expected, found = (getattr(each, f"{part}_ids") for each in (again, row))
             at = first_difference(expected, found)
             if at is not None:
                 fact = f"a stored {part} differs from the tokens of the episode's texts"
-                raise Drift(fact, _OTHER, subject.place(name, at, expected, found))
+                raise RuleFailed(fact, _OTHER, subject.place(name, at, expected, found))
         if (again.loss_mask, again.turn_ends) != (row.loss_mask, row.turn_ends):
-            raise Drift("a stored mask does not match its turns", _OTHER, Place(name))
+            raise RuleFailed(
+                "a stored mask does not match its turns", _OTHER, ConversationDifference(name)
+            )
 
 
 def _check_texts(name: str, row: Tokens, turns: Iterator[Turn], chat: Chat) -> None:
-    """Raise `Drift` unless the sampled ids of a row decode to the texts of the next turns."""
+    """Raise `RuleFailed` unless the sampled ids of a row decode to the texts of the next turns."""
     spans, tokens = trained_spans(row.loss_mask), len(row.completion_ids)
     lengths = {len(row.loss_mask), len(row.logprobs), len(row.versions)}
     if lengths != {tokens} or len(spans) != len(row.turn_ends):
-        raise Drift("its lists have different lengths", _OTHER, Place(name))
+        raise RuleFailed("its lists have different lengths", _OTHER, ConversationDifference(name))
     for number, (start, end) in enumerate(spans, 1):
         ids, expected = row.completion_ids[start:end], next(turns).response
         found = chat.text_of(ids)
         if found != expected:
             place = replace(text_place(f"{name}, turn {number}", expected, found), token=start)
-            raise Drift("the ids of a stored turn decode to another text", _OTHER, place)
+            raise RuleFailed("the ids of a stored turn decode to another text", _OTHER, place)
 
 
-def _tolerance(subject: Subject) -> float:
+def _tolerance(subject: AuditedModel) -> float:
     chosen = subject.settings.tolerance
     usual = _AGREE if subject.model.dtype == torch.float32 else 0.5
     return usual if chosen is None else chosen
 
 
-RULES: Mapping[str, Callable[[Subject], Passed]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RulePassed]] = {
     "stored episodes": stored_episodes,
     "stored log-probs": stored_logprobs,
 }

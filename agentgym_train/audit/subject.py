@@ -9,8 +9,8 @@ from typing import Any
 
 from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.audit.episodes import Episodes, play
-from agentgym_train.audit.rules import NotApplicable, Place
+from agentgym_train.audit.episodes import Episodes, sample_episodes
+from agentgym_train.audit.rules import ConversationDifference, RuleSkipped
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import GenerationEngine
@@ -25,7 +25,7 @@ _MARK = "XMARKX"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredRun:
     """The stored episodes of a run, and the version of the audited model."""
 
     config: RLConfig
@@ -35,7 +35,7 @@ class Stored:
     """Weight version of the audited model; None if unknown."""
 
 
-class Template:
+class TemplateRenderer:
     """Renders conversations with a tokenizer's chat template alone, without `Chat`."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Template:
             return False
 
 
-class Subject:
+class AuditedModel:
     """The audited model, and data that several rules use."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Subject:
         settings: AuditSettings,
         *,
         engine: GenerationEngine | None = None,
-        stored: Stored | None = None,
+        stored: StoredRun | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -132,7 +132,9 @@ class Subject:
         self.instruction = settings.system_prompt()
         tools = [ACT] if settings.form.name == "tools" else []
         self.end_ids = end_ids(model.generation_config)
-        self.template = Template(tokenizer, self.instruction, settings.chat_template_kwargs, tools)
+        self.template = TemplateRenderer(
+            tokenizer, self.instruction, settings.chat_template_kwargs, tools
+        )
         self.kept_reasoning = False
         """Whether the chat keeps reasoning that the template alone would drop."""
         self.chat_error: str | None = None
@@ -157,22 +159,24 @@ class Subject:
                 config, self.model, self.tokenizer, self.require_chat(), self.engine,
                 self.instruction,
             )  # fmt: skip
-            return play(policy, self.settings, [*self.template.control_tokens().values()])
+            return sample_episodes(
+                policy, self.settings, [*self.template.control_tokens().values()]
+            )
         except Exception as error:
             return error
 
     @property
     def episodes(self) -> Episodes:
-        """The episodes; raises `NotApplicable` if there are none."""
+        """The episodes; raises `RuleSkipped` if there are none."""
         self.require_chat()
         if isinstance(self.played, Exception):
-            raise NotApplicable("the episodes failed")
+            raise RuleSkipped("the episodes failed")
         return self.played
 
     def require_chat(self) -> Chat:
-        """The chat; raises `NotApplicable` if there is none."""
+        """The chat; raises `RuleSkipped` if there is none."""
         if self.chat is None:
-            raise NotApplicable("agentgym does not support the chat template")
+            raise RuleSkipped("agentgym does not support the chat template")
         return self.chat
 
     def reply(self, action: str) -> str:
@@ -185,10 +189,12 @@ class Subject:
         """Text of ids, including special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def place(self, where: str, at: int, expected: Sequence[int], found: Sequence[int]) -> Place:
+    def place(
+        self, where: str, at: int, expected: Sequence[int], found: Sequence[int]
+    ) -> ConversationDifference:
         """The place of token `at`, with the next ids and their text on both sides."""
         sides = [list(ids[at : at + 6]) for ids in (expected, found)]
-        return Place(where, at, sides[0], sides[1], *map(self.decode, sides))
+        return ConversationDifference(where, at, sides[0], sides[1], *map(self.decode, sides))
 
     def chat_with(self, prompt: str, tools: Sequence[ToolSpec], *, keep_reasoning: bool) -> Chat:
         """The chat of an environment with this system prompt and these tools."""

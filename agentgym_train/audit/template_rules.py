@@ -11,14 +11,14 @@ from datetime import datetime
 
 from agentgym_train.audit.episodes import OBSERVATIONS, PLAIN
 from agentgym_train.audit.rules import (
-    Drift,
-    NotApplicable,
-    Passed,
-    Place,
+    ConversationDifference,
+    RuleFailed,
+    RulePassed,
+    RuleSkipped,
     first_difference,
     text_place,
 )
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.subject import AuditedModel
 
 _PLAIN_TURNS = [("look around", OBSERVATIONS[1]), ("get 2 oak logs", PLAIN)]
 _THOUGHT = "<think>\nI need wood first.\n</think>\n\nlook around"
@@ -35,13 +35,13 @@ _ACTIONS = ("plain", "an empty observation")
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
-def chat(subject: Subject) -> Passed:
+def chat(subject: AuditedModel) -> RulePassed:
     """Agentgym supports the template, which renders every message once."""
     if subject.chat_error is not None:
         remedy = "use another chat template"
         if subject.kept_reasoning:
             remedy = "see append-only; --keep-reasoning audits it with all sampled tokens kept"
-        raise Drift(subject.chat_error, remedy)
+        raise RuleFailed(subject.chat_error, remedy)
     notes = []
     if subject.template.instruction and not subject.template.has_system:
         notes.append("no system role: the instruction is at the start of the first user message")
@@ -50,14 +50,14 @@ def chat(subject: Subject) -> Passed:
     opening = subject.template.render(subject.template.opening("XFIRSTX"))
     for part in (subject.template.instruction.strip(), "XFIRSTX"):
         if part and opening.count(part) != 1:
-            raise Drift(
+            raise RuleFailed(
                 f"the template renders {part[:40]!r} {opening.count(part)} times, not once",
                 "use a template that renders each message once",
             )
-    return Passed("instruction, observations and replies are rendered once each", notes)
+    return RulePassed("instruction, observations and replies are rendered once each", notes)
 
 
-def append_only(subject: Subject) -> Passed:
+def append_only(subject: AuditedModel) -> RulePassed:
     """Sampled tokens stay unchanged: later turns never change earlier ones."""
     template, rewritten, notes = subject.template, [], []
     compared = {n: turns for n, turns in _TURNS.items() if n in _ACTIONS or not template.tools}
@@ -73,7 +73,7 @@ def append_only(subject: Subject) -> Passed:
             if subject.settings.keep_reasoning and "<think>" in expected:
                 rewritten.append(name)
                 break
-            raise Drift(
+            raise RuleFailed(
                 f"the template changes the text before turn {number + 1} ({name})", _KEEP, place
             )
     if rewritten:
@@ -83,49 +83,49 @@ def append_only(subject: Subject) -> Passed:
     if "  look  " not in spaced:
         notes.append("the template trims replies; agentgym keeps sampled spaces")
     grown = len(compared) - len(rewritten)
-    return Passed(f"{grown} of {len(compared)} conversations are append-only", notes)
+    return RulePassed(f"{grown} of {len(compared)} conversations are append-only", notes)
 
 
-def clock(subject: Subject) -> Passed:
+def clock(subject: AuditedModel) -> RulePassed:
     """A prompt does not change with the time."""
     template = subject.template
     times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
     messages = template.conversation(PLAIN, _PLAIN_TURNS)
     texts = [template.render(messages, strftime_now=moment.strftime) for moment in times]
     if texts[0] != texts[1]:
-        raise Drift(
+        raise RuleFailed(
             "the template inserts the time of day",
             "replace strftime_now(...) in the template by a fixed text",
             text_place("rendered twice on the same day", texts[0], texts[1]),
         )
     if texts[0] != texts[2]:
         text = "the template inserts the date: a run resumed on another day has other prompts"
-        return Passed("equal at any time of the day", [text])
-    return Passed("equal at any time")
+        return RulePassed("equal at any time of the day", [text])
+    return RulePassed("equal at any time")
 
 
-def first_prompt(subject: Subject) -> Passed:
+def first_prompt(subject: AuditedModel) -> RulePassed:
     """The prompt ends exactly where the template expects the policy's reply."""
     template, found = subject.template, subject.require_chat().start(PLAIN)
     bos = subject.tokenizer.bos_token_id
     # In later positions it may start a turn, as in SmolLM2.
     if bos is not None and found[:2] == [bos, bos]:
-        raise Drift(
+        raise RuleFailed(
             "the first prompt starts with two BOS tokens",
             "remove the BOS token from the template",
         )
     prompt = template.render(template.opening(PLAIN))
     closed = template.render([*template.opening(PLAIN), template.reply("look")], False)
     if not closed.startswith(prompt) and not subject.kept_reasoning:
-        raise Drift(
+        raise RuleFailed(
             "a reply does not follow the generation prompt directly",
             _KEEP,
             text_place("first reply", prompt, closed),
         )
-    return Passed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
+    return RulePassed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
 
 
-def turn_deltas(subject: Subject) -> Passed:
+def turn_deltas(subject: AuditedModel) -> RulePassed:
     """Appending turn by turn gives the same ids as rendering the whole conversation."""
     compared = 0
     for observation in OBSERVATIONS:
@@ -133,17 +133,17 @@ def turn_deltas(subject: Subject) -> Passed:
         at = first_difference(expected, found)
         if at is not None:
             same = subject.decode(expected) == subject.decode(found)
-            raise Drift(
+            raise RuleFailed(
                 f"with the observation {observation[:30]!r} the conversation's ids differ from "
                 f"the template's rendering{', but not its text' if same else ''}",
                 "use a template that keeps observations unchanged, or trims both of their ends",
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return Passed(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
+    return RulePassed(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
 
 
-def _rendered_and_grown(subject: Subject, observation: str) -> tuple[list[int], list[int]]:
+def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[int], list[int]]:
     """The ids of a conversation as the template renders it, and as it grows turn by turn.
 
     If the template changes earlier turns, only those after the first reply.
@@ -160,11 +160,11 @@ def _rendered_and_grown(subject: Subject, observation: str) -> tuple[list[int], 
     return (expected[-len(delta) :], delta) if subject.kept_reasoning else (expected, found)
 
 
-def end_of_turn(subject: Subject) -> Passed:
+def end_of_turn(subject: AuditedModel) -> RulePassed:
     """The policy can end its turn, and generation stops there."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     if made.end_id not in control:
-        raise Drift(
+        raise RuleFailed(
             f"the end-of-turn token, id {made.end_id}, is not a special token",
             "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
@@ -180,15 +180,15 @@ def end_of_turn(subject: Subject) -> Passed:
     reasoning = _reasoning_ids(subject)
     stop = next((number for number, i in enumerate(reasoning) if i in made.stop_ids), None)
     if stop is not None:
-        raise Drift(
+        raise RuleFailed(
             f"sampling stops at {names}, of which one is inside a turn with reasoning",
             "remove it from the model's generation_config",
             subject.place("a turn with reasoning", stop, reasoning, reasoning[: stop + 1]),
         )
-    return Passed(f"a turn ends with {control[made.end_id]}; sampling stops at {names}", notes)
+    return RulePassed(f"a turn ends with {control[made.end_id]}; sampling stops at {names}", notes)
 
 
-def _reasoning_ids(subject: Subject) -> list[int]:
+def _reasoning_ids(subject: AuditedModel) -> list[int]:
     """The ids of a turn from the prompt to its reply, with reasoning; empty for tool calls."""
     template = subject.template
     if template.tools:
@@ -201,7 +201,7 @@ def _reasoning_ids(subject: Subject) -> list[int]:
     return template.ids(whole[len(prompt) :].partition("XREPLYX")[0])
 
 
-def demonstrations(subject: Subject) -> Passed:
+def demonstrations(subject: AuditedModel) -> RulePassed:
     """A demonstrated action is trained in the form that the template gives it."""
     made, template = subject.require_chat(), subject.template
     action = "get 2 Oak logs"
@@ -213,21 +213,21 @@ def demonstrations(subject: Subject) -> Passed:
     if not whole.startswith(before):
         notes.append("the template renders no action after the prompt that it gives")
     elif not whole.startswith(before + found):
-        raise Drift(
+        raise RuleFailed(
             "a demonstrated action is not trained as the template renders it",
             "use a template that writes replies unchanged, and a tokenizer whose ids decode to "
             "the text that they were made of",
             text_place(f"the action {action!r}", whole[len(before) :], found),
         )
-    return Passed(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
+    return RulePassed(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
 
 
-def observation_text(subject: Subject) -> Passed:
+def observation_text(subject: AuditedModel) -> RulePassed:
     """An environment's text cannot end a turn or forge a reply."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
     if not added:
-        raise NotApplicable("the tokenizer has no added tokens")
+        raise RuleSkipped("the tokenizer has no added tokens")
     baseline = Counter(made.start("a  b") + made.delta([], "a  b"))
     obeyed: dict[str, int] = {}
     single: list[str] = []
@@ -245,22 +245,22 @@ def observation_text(subject: Subject) -> Passed:
         name, number = next(iter(obeyed.items()))
         ids = made.delta([made.end_id], f"a {name} b")
         at = ids.index(number) if number in ids else None
-        raise Drift(
+        raise RuleFailed(
             f"{len(obeyed)} names in an observation are tokenized as control tokens: "
             f"{', '.join([*obeyed][:6])}. An environment could end or forge a turn",
             "add these tokens to the tokenizer with normalized=False, so that only their exact "
             "names are tokenized as them",
-            Place("an observation", at, (), [number], "plain text", name),
+            ConversationDifference("an observation", at, (), [number], "plain text", name),
             obeyed=len(obeyed),
         )
     notes = []
     if single:
         text = ", ".join(single[:6])
         notes.append(f"{len(single)} added tokens that are not special remain one token: {text}")
-    return Passed(f"{len(added) - len(single)} names are tokenized as plain text", notes)
+    return RulePassed(f"{len(added) - len(single)} names are tokenized as plain text", notes)
 
 
-RULES: Mapping[str, Callable[[Subject], Passed]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RulePassed]] = {
     "chat": chat,
     "append-only": append_only,
     "clock": clock,

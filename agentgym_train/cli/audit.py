@@ -60,7 +60,7 @@ def audit(
     if not local_path(run_or_model).is_dir():
         check_available(run_or_model)
     from agentgym_train.audit import audit as check
-    from agentgym_train.audit.printing import as_json, print_finding, print_summary
+    from agentgym_train.audit.printing import audit_json, print_finding, print_summary
     from agentgym_train.models.loading import quiet_libraries
 
     quiet_libraries()
@@ -73,7 +73,7 @@ def audit(
         print_finding(console, finding)
     print_summary(console, subject, findings, show)
     if json_path is not None:
-        text = json.dumps(as_json(subject, findings), indent=2, allow_nan=False)
+        text = json.dumps(audit_json(subject, findings), indent=2, allow_nan=False)
         json_path.write_text(text + "\n", encoding="utf-8")
     if any(finding.status == "FAIL" for finding in findings):
         raise typer.Exit(1)

@@ -27,9 +27,9 @@ from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOption
 from agentgym_train.config.policy import PlayConfig, PolicyConfig
 from agentgym_train.evaluation.plan import (
     DEFAULT_SPLIT,
+    CandidateOptions,
     EvalPlan,
     Evaluation,
-    PolicyWords,
     check_baseline,
     eval_store,
 )
@@ -159,7 +159,7 @@ def evaluate(
         check_folder_name("--out", out)
     if json_path is not None:
         check_ending("--json", json_path, ".json")
-    words = PolicyWords(
+    words = CandidateOptions(
         policy, of_policy, run, partial(model_options.spec, concurrency=concurrency or 16)
     )
     concurrency = concurrency or 256
@@ -193,7 +193,7 @@ def evaluate(
 
 def _run_suite(
     file: str,
-    words: PolicyWords,
+    words: CandidateOptions,
     of_env: Mapping[str, Any],
     numbers: Mapping[str, int | None],
     out: Path | None,

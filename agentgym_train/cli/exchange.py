@@ -34,7 +34,7 @@ def export(
     """Export episodes to files for training with other libraries."""
     from agentgym_train.data.datasets import read_demonstrations
     from agentgym_train.data.files import ENDINGS, write_rows
-    from agentgym_train.data.formats import format_named, rows_of
+    from agentgym_train.data.formats import export_rows, format_named
 
     console = Console()
     name = format_named(form)
@@ -49,7 +49,7 @@ def export(
     others = f" (others: {selected.reasons()})" if selected.left_out else ""
     if not selected.selected:
         raise ConfigError(f"nothing to export: {found} are selected{others}")
-    count = write_rows(out, rows_of(selected.selected, name, tokens=tokens))
+    count = write_rows(out, export_rows(selected.selected, name, tokens=tokens))
     console.print(f"{out}: {count} rows from {found}{others}.", soft_wrap=True)
 
 

@@ -57,13 +57,13 @@ def train(
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
     from agentgym_train.runs.launch import launch_if_asked
-    from agentgym_train.runs.preflight import lean_imports, obey_cpu, place, prepared
+    from agentgym_train.runs.preflight import lean_imports, obey_cpu, prepared, process_rank
     from agentgym_train.runs.stored import is_complete, resumed_config
 
     if keys is not None:
         _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)
         return
-    here = place()
+    here = process_rank()
     console = Console(quiet=not here.is_first)
     if resume is None and config is not None:
         values, words = _config_and_words(config, context.args)

@@ -26,7 +26,7 @@ from agentgym_train.config.episodes import trained_outcomes
 from agentgym_train.config.own_class import object_of
 from agentgym_train.config.policy import HORIZON, RolloutLimits
 from agentgym_train.config.run import RunConfig, check_divides
-from agentgym_train.config.worlds import TRAINED_KEYS, World, check_turns
+from agentgym_train.config.worlds import TRAINED_KEYS, World, check_stages
 from agentgym_train.rollout.contrast import SAMPLERS, ContrastSampler
 from agentgym_train.rollout.gates import GATES, AdmissionGate
 from agentgym_train.rollout.horizon import (
@@ -193,7 +193,7 @@ class RLConfig(RunConfig):
             sampler = object_of("sampler", self.sampler, SAMPLERS, TaskSampler, "next")
             if isinstance(sampler, ContrastSampler) and sampler.envs and not self.envs:
                 raise ConfigError("sampler.envs draws from several environments; set envs")
-        check_turns(self.stages)
+        check_stages(self.stages)
         if not self.envs or isinstance(self.horizon, list):
             make_horizon(self.horizon)
         for world in self.envs:

@@ -98,7 +98,7 @@ class World(Settings):
             raise ConfigError("an entry of envs has no env; write `envs: [{env: ID}]`")
         check_fields(self)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon) if self.horizon else [])
-        check_turns(self.stages)
+        check_stages(self.stages)
         named_wrappers(self.wrappers or [])
 
     @property
@@ -116,7 +116,7 @@ class World(Settings):
         return self.env if self.servers else full_id(self.env)
 
 
-def check_turns(stages: Sequence[int]) -> None:
+def check_stages(stages: Sequence[int]) -> None:
     """Raise `ConfigError` for a horizon of less than one turn."""
     for turns in stages:
         if turns < 1:
@@ -142,7 +142,7 @@ def check_worlds(worlds: Sequence[World], method: str, trained_keys: AbstractSet
         raise ConfigError(f"{twice[0]} is twice in envs; give it a higher weight instead")
 
 
-def file_name(env: str) -> str:
+def env_file_name(env: str) -> str:
     """The id of an environment as a file name."""
     return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in env)
 

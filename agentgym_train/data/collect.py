@@ -77,7 +77,7 @@ def collect(
         return _collect(config, console or Console(), concurrency, api_key, token)
 
 
-def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
+def collection_starts(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
     """All requested episodes. The starts of a smaller `n` are the first of a larger one."""
     ids = tasks.split(config.split)
     count = len(ids) if config.n is None else config.n
@@ -100,7 +100,7 @@ def starts_of(config: CollectConfig, tasks: TaskSet) -> list[EpisodeSpec]:
     ]
 
 
-def play(
+def play_starts(
     store: RunStore,
     rollout_runner: RolloutRunner,
     new_actor: EpisodeActorFactory,
@@ -149,7 +149,9 @@ def mixed(
     return make
 
 
-def missing(starts: Iterable[EpisodeSpec], stored: Iterable[Trajectory]) -> list[EpisodeSpec]:
+def missing_starts(
+    starts: Iterable[EpisodeSpec], stored: Iterable[Trajectory]
+) -> list[EpisodeSpec]:
     """The starts without a stored episode."""
     done = {key_of(trajectory) for trajectory in stored}
     return [start for start in starts if key_of(start) not in done]
@@ -263,7 +265,7 @@ def _collect(
         concurrency=concurrency,
     ) as rollout_runner:
         config = replace(config, env=rollout_runner.env_id)
-        starts = starts_of(config, rollout_runner.tasks)
+        starts = collection_starts(config, rollout_runner.tasks)
         check_settings(config)
         left = _left(config, starts, console)
         env_instruction = rollout_runner.card.instruction
@@ -278,7 +280,7 @@ def _collect(
                     # Invalid settings have been rejected by now.
                     store = opened(config)
                     prompt = config.system_prompt(env_instruction)
-                    lost = play(store, rollout_runner, actors, left, config, prompt, console)
+                    lost = play_starts(store, rollout_runner, actors, left, config, prompt, console)
         except KeyboardInterrupt:
             _close(config, starts, lost, console)
             console.print("Interrupted; the same command resumes.")
@@ -324,7 +326,7 @@ def _left(
             "is played again.[/]",
             soft_wrap=True,
         )
-    left = missing(starts, stored)
+    left = missing_starts(starts, stored)
     if stored:
         console.print(f"{len(stored)} episodes are stored; {len(left)} remain to be played.")
     return left
@@ -352,7 +354,7 @@ def _close(
         "turns": fmean(len(t.turns) for t in stored),
         "kept": len(filtered.selected),
         "left_out": dict(filtered.left_out),
-        "to_play": len(missing(starts, stored)),
+        "to_play": len(missing_starts(starts, stored)),
     }
     store.write_json("summary.json", figures)
     reasons = f" (left out: {filtered.reasons()})" if filtered.left_out else ""

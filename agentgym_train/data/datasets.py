@@ -112,10 +112,12 @@ class SFTDataset:
     def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:
         """Read and tokenize the data of a config."""
         filtered, reading = read_demonstrations(config.data, config.keep)
-        return cls.of(config, tokenizer, filtered, reading.broken, config.turn_max_tokens)
+        return cls.from_episodes(
+            config, tokenizer, filtered, reading.broken, config.turn_max_tokens
+        )
 
     @classmethod
-    def of(
+    def from_episodes(
         cls,
         config: RunConfig,
         tokenizer: Any,
@@ -129,7 +131,7 @@ class SFTDataset:
         pairs = zip(filtered.selected, every, strict=True)
         fitting = [(e, rows) for e, rows in pairs if _fits(rows, config.max_tokens)]
         if turn_max_tokens is not None:
-            check_turns(fitting, turn_max_tokens)
+            check_turn_lengths(fitting, turn_max_tokens)
         rows = [training_row(row) for _, rows in fitting for row in rows if any(row.loss_mask)]
         too_long = len(every) - len(fitting)
         dataset = cls(rows, filtered, broken, too_long, config.max_tokens)
@@ -174,7 +176,7 @@ def _fits(rows: Iterable[Tokens], max_tokens: int) -> bool:
     return all(len(row.prompt_ids) + len(row.completion_ids) <= max_tokens for row in rows)
 
 
-def check_turns(
+def check_turn_lengths(
     episodes: Iterable[tuple[Trajectory, Sequence[Tokens]]], turn_max_tokens: int
 ) -> None:
     """Raise `ConfigError` if the policy could not sample a turn that it is to learn.

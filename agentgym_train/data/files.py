@@ -22,7 +22,7 @@ _SPACE: Final = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FileRow:
     """One object of a file."""
 
     path: Path
@@ -31,16 +31,16 @@ class Row:
     values: dict[str, Any]
 
 
-def read_rows(path: Path) -> tuple[list[Row], list[BrokenLine]]:
+def read_rows(path: Path) -> tuple[list[FileRow], list[BrokenLine]]:
     """The objects of a file; raises `ConfigError` if it cannot be read."""
     if path.suffix.lower() == ".parquet":
-        return [Row(path, n, values) for n, values in enumerate(_parquet_rows(path), 1)], []
+        return [FileRow(path, n, values) for n, values in enumerate(_parquet_rows(path), 1)], []
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     found = list(_array(path, data) if data.lstrip()[:1] == b"[" else _lines(path, data))
-    rows = [item for item in found if isinstance(item, Row)]
+    rows = [item for item in found if isinstance(item, FileRow)]
     return rows, [item for item in found if isinstance(item, BrokenLine)]
 
 
@@ -65,7 +65,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     return number
 
 
-def _lines(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
+def _lines(path: Path, data: bytes) -> Iterator[FileRow | BrokenLine]:
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
@@ -77,7 +77,7 @@ def _lines(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
             yield _row(path, number, value)
 
 
-def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
+def _array(path: Path, data: bytes) -> Iterator[FileRow | BrokenLine]:
     """The elements of an array.
 
     After a broken element, it continues at the next line that begins like the first element.
@@ -110,9 +110,9 @@ def _array(path: Path, data: bytes) -> Iterator[Row | BrokenLine]:
         yield BrokenLine(path, line, "what follows the array is not read")
 
 
-def _row(path: Path, line: int, value: Any) -> Row | BrokenLine:
+def _row(path: Path, line: int, value: Any) -> FileRow | BrokenLine:
     if isinstance(value, dict):
-        return Row(path, line, value)
+        return FileRow(path, line, value)
     return BrokenLine(path, line, f"is not an object, but {json.dumps(value)[:60]}")
 
 

@@ -91,7 +91,7 @@ def format_named(name: str) -> FormatName:
     return name  # type: ignore[return-value]
 
 
-def rows_of(
+def export_rows(
     trajectories: Sequence[Trajectory], form: FormatName, *, tokens: bool = True
 ) -> Iterator[dict[str, Any]]:
     """The rows of a file; `tokens` includes the sampled ids, if they are stored."""

@@ -153,7 +153,7 @@ def response_in(turn: Turn, form: ActionFormat) -> str:
         return turn.response
     action, calls = turn.action, turn.info.get("calls")
     if isinstance(form, ToolFormat) and calls:
-        action = ToolCalls.of([PlannedCall("", call["action"] or None) for call in calls])
+        action = ToolCalls.from_calls([PlannedCall("", call["action"] or None) for call in calls])
     try:
         return form.render(action)
     except ConfigError:

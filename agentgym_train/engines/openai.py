@@ -82,7 +82,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Completion:
     """One response."""
 
     text: str
@@ -146,7 +146,7 @@ class ChatEndpoint:
         max_tokens: int,
         temperature: float,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> Reply:
+    ) -> Completion:
         """The next message; raises `EngineLost`, `ContextFull`, or `ConfigError` if rejected.
 
         `tools` are definitions of functions that it may call.
@@ -163,7 +163,7 @@ class ChatEndpoint:
         async with self._slots:
             while True:
                 answer = await self._request_in_turn(body, max_tokens)
-                if isinstance(answer, Reply):
+                if isinstance(answer, Completion):
                     return answer
                 failures += 1
                 if failures > self.settings.retries:
@@ -179,14 +179,16 @@ class ChatEndpoint:
         if http is not None:
             await http.close()
 
-    async def _request_in_turn(self, body: Mapping[str, Any], max_tokens: int) -> Reply | _Failure:
+    async def _request_in_turn(
+        self, body: Mapping[str, Any], max_tokens: int
+    ) -> Completion | _Failure:
         """One request, when the limits of requests and tokens allow it."""
         characters = sum(len(message.get("content") or "") for message in body["messages"])
         estimate = characters / _CHARACTERS_PER_TOKEN + max_tokens
         await self._tokens.take(estimate)
         await self._requests.take(1)
         answer = await self._request(body)
-        if isinstance(answer, Reply):
+        if isinstance(answer, Completion):
             self._tokens.correct(answer.total_tokens - estimate if answer.total_tokens else 0)
         else:
             self._tokens.correct(-estimate)
@@ -195,7 +197,7 @@ class ChatEndpoint:
                 self._requests.pause(min(answer.wait_s, _LONGEST_WAIT_S))
         return answer
 
-    async def _request(self, body: Mapping[str, Any]) -> Reply | _Failure:
+    async def _request(self, body: Mapping[str, Any]) -> Completion | _Failure:
         """One request."""
         self._http = self._http or aiohttp.ClientSession()
         key = self.settings.api_key
@@ -223,7 +225,7 @@ class ChatEndpoint:
             f"{message[:_MAX_QUOTED]}. Check the model's name, the URL and the key"
         )
 
-    def _reply(self, raw: bytes) -> Reply | _Failure:
+    def _reply(self, raw: bytes) -> Completion | _Failure:
         try:
             body = json.loads(raw)
             choice = body["choices"][0]
@@ -246,7 +248,7 @@ class ChatEndpoint:
         self.usage.requests += 1
         self.usage.prompt_tokens += prompt
         self.usage.completion_tokens += completion
-        return Reply(
+        return Completion(
             clean_text(text or ""),
             prompt + completion,
             completion,

@@ -44,7 +44,7 @@ _KIND: Final = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyPlan:
+class Candidate:
     """One policy of an evaluation."""
 
     label: str
@@ -57,12 +57,12 @@ class PolicyPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
+class Candidates:
     """The policies of one evaluation."""
 
     settings: PolicyConfig
     """The settings that they share; each has its own model."""
-    plans: Sequence[PolicyPlan]
+    plans: Sequence[Candidate]
     specs: Mapping[str, PolicySpec]
     """By label."""
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyWords:
+class CandidateOptions:
     """What a command line says about the policies."""
 
     texts: Sequence[str]
@@ -85,7 +85,7 @@ class PolicyWords:
         """The labels of all policies."""
         return [label_of(text) for text in self.texts]
 
-    def policies(self, env: str, name: str = "") -> Policies:
+    def policies(self, env: str, name: str = "") -> Candidates:
         """The policies in an environment; raises `ConfigError` for one that cannot be run.
 
         `{name}` is the name of an evaluation in a suite, for which one that depends on it and
@@ -108,7 +108,9 @@ class PolicyWords:
         if not missing:
             check_agent(settings.agent, (policy for _, policy in named))
         specs = {label: self.spec(policy, settings) for label, policy in named}
-        return Policies(settings=settings, plans=_policy_plans(named), specs=specs, missing=missing)
+        return Candidates(
+            settings=settings, plans=_policy_plans(named), specs=specs, missing=missing
+        )
 
     def _settings(self, env: str, name: str) -> tuple[PolicyConfig, str]:
         """(the settings, why those of the run are missing)."""
@@ -184,7 +186,7 @@ class Evaluation(Settings):
         self,
         rollout_runner: RolloutRunner,
         settings: PolicyConfig,
-        policies: Sequence[PolicyPlan],
+        policies: Sequence[Candidate],
         seed: int,
     ) -> EvalPlan:
         """The plan of policies with these settings in the environment of its runner."""
@@ -214,7 +216,7 @@ class EvalPlan:
     seed: int
     policy: PolicyConfig
     """The settings of all policies; each has its own model."""
-    policies: Sequence[PolicyPlan] = field(default_factory=tuple)
+    policies: Sequence[Candidate] = field(default_factory=tuple)
     wrappers: Sequence[WrapperSpec] = ()
     """Gymnasium wrappers of the environment, innermost first."""
 
@@ -230,9 +232,9 @@ class EvalPlan:
     def folder(self) -> Path:
         """The default folder of an evaluation; each plan has its own."""
         whole = json.dumps(self.as_dict(), sort_keys=True).encode()
-        world = file_name(self.env.rpartition("/")[2].rpartition(":")[2])
+        world = label_file_name(self.env.rpartition("/")[2].rpartition(":")[2])
         digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
-        return FOLDER / f"{world}-{file_name(self.split)}-{digest}"
+        return FOLDER / f"{world}-{label_file_name(self.split)}-{digest}"
 
 
 def eval_starts(
@@ -245,7 +247,7 @@ def eval_starts(
 ) -> list[EpisodeSpec]:
     """`samples` episodes of each task of a split, or of its first ones; see `_first_tasks`."""
     ids = _first_tasks(tasks, tasks.split(split), limit, per_category)
-    return starts_of(tasks, ids, samples, seed, split)
+    return task_starts(tasks, ids, samples, seed, split)
 
 
 def chosen_tasks(
@@ -290,7 +292,7 @@ def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
         raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
 
 
-def starts_of(
+def task_starts(
     tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = _SEVERAL
 ) -> list[EpisodeSpec]:
     """`samples` episodes per task. The seed of each depends on seed, task and sample alone.
@@ -333,7 +335,7 @@ def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[R
         yield store
 
 
-def file_name(text: str) -> str:
+def label_file_name(text: str) -> str:
     """A text as a file name: short, with letters, digits and a few other characters."""
     return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
 
@@ -353,19 +355,19 @@ def _first_tasks(
     return ids[:limit]
 
 
-def _policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[PolicyPlan, ...]:
+def _policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[Candidate, ...]:
     """Policies with a file each; raises `ConfigError` if two have the same label."""
-    plans: list[PolicyPlan] = []
+    plans: list[Candidate] = []
     for label, name in named:
         if any(plan.label == label for plan in plans):
             raise ConfigError(
                 f"two policies have the label {label!r}; set another one: --policy LABEL={name}"
             )
-        file = base = file_name(label)
+        file = base = label_file_name(label)
         number = 2
         while any(plan.file.lower() == file.lower() for plan in plans):
             file, number = f"{base}-{number}", number + 1
-        plans.append(PolicyPlan(label, str(name), file, name.weights()))
+        plans.append(Candidate(label, str(name), file, name.weights()))
     return tuple(plans)
 
 

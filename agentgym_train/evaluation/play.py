@@ -12,7 +12,7 @@ from rich.text import Text
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.evaluation.plan import EvalPlan, PolicyPlan, eval_starts, starts_of
+from agentgym_train.evaluation.plan import Candidate, EvalPlan, eval_starts, task_starts
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport, figures_of, report_of
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec
@@ -95,7 +95,7 @@ def play_policies(
     An episode is stored when it ends; if the process is killed, only running episodes are lost.
     Lost episodes are played again. Policies play one after another, so only one model is in memory.
     """
-    starts = starts_of(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
+    starts = task_starts(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
     played = {}
     for policy in plan.policies:
         stored = _read_stored(store, policy, len(starts), console)
@@ -109,7 +109,7 @@ def play_policies(
 def _play_rest(
     store: RunStore,
     plan: EvalPlan,
-    policy: PolicyPlan,
+    policy: Candidate,
     rollout_runner: RolloutRunner,
     specs: Mapping[str, PolicySpec],
     stored: Stored,
@@ -140,7 +140,7 @@ def _play_rest(
         progress.update(bar, status="")
 
 
-def _read_stored(store: RunStore, policy: PolicyPlan, requested: int, console: Console) -> Stored:
+def _read_stored(store: RunStore, policy: Candidate, requested: int, console: Console) -> Stored:
     """The stored episodes of a policy, and a report of them; an incomplete line is no episode."""
     stored: Stored = {}
     broken: list[BrokenLine] = []

@@ -27,7 +27,13 @@ from agentgym_env.run_lock import check_unlocked, folder_lock, is_unused
 from agentgym_env.run_store import RunStore, move_aside
 from agentgym_train.config.checks import Settings, Share, converted_value
 from agentgym_train.config.read import read_values
-from agentgym_train.evaluation.plan import FOLDER, Evaluation, Policies, eval_store, file_name
+from agentgym_train.evaluation.plan import (
+    FOLDER,
+    Candidates,
+    Evaluation,
+    eval_store,
+    label_file_name,
+)
 from agentgym_train.evaluation.play import play_policies
 from agentgym_train.evaluation.report import (
     EpisodeFigures,
@@ -123,7 +129,7 @@ class SuitePlan:
     suite: Suite
     labels: Sequence[str]
     """The labels of the policies."""
-    policies: Mapping[str, Policies]
+    policies: Mapping[str, Candidates]
     """Key of an evaluation -> its policies."""
     seed: int = 0
     concurrency: int = 256
@@ -156,7 +162,7 @@ class SuitePlan:
         """The default folder; other settings have another one."""
         whole = json.dumps(self.as_dict(), sort_keys=True).encode()
         digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
-        return FOLDER / f"suite-{file_name(Path(self.file).stem)}-{digest}"
+        return FOLDER / f"suite-{label_file_name(Path(self.file).stem)}-{digest}"
 
 
 def read_suite(file: str) -> Suite:
@@ -278,7 +284,7 @@ def suite_grid(plan: SuitePlan, results: Sequence[Result]) -> tuple[Grid, list[s
 
 def _key(name: str) -> str:
     """The folder of an evaluation with this name."""
-    return file_name(name).lower().replace(".", "-")
+    return label_file_name(name).lower().replace(".", "-")
 
 
 def _why_not_run(plan: SuitePlan, entry: Entry) -> str:

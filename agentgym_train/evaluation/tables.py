@@ -160,7 +160,7 @@ def as_csv(reports: Reports) -> str:
     return out.getvalue()
 
 
-def as_json(plan: EvalPlan, reports: Reports, comparisons: Sequence[Versus]) -> str:
+def evaluation_json(plan: EvalPlan, reports: Reports, comparisons: Sequence[Versus]) -> str:
     """The reports, the comparisons, and the settings of the evaluation."""
     settings = {name: value for name, value in plan.as_dict().items() if name != "tasks"}
     whole: dict[str, Any] = {
@@ -202,7 +202,7 @@ def conclude(
         if report.usage:
             used = ", ".join(f"{value:,} {name}" for name, value in report.usage.items())
             console.print(Text(f"{one_line(label)}: used {used}"), soft_wrap=True)
-    text = as_json(plan, reports, comparisons)
+    text = evaluation_json(plan, reports, comparisons)
     (path / "report.json").write_text(text, encoding="utf-8")
     (path / "report.csv").write_text(as_csv(reports), encoding="utf-8")
     pages = "\n".join(grid.as_markdown() for grid in grids)

@@ -22,7 +22,7 @@ from agentgym_train.models.folders import (
     gguf_file,
     has_adapters,
     is_model,
-    json_object,
+    read_json_object,
 )
 
 _DEPTH: Final = 5
@@ -171,8 +171,8 @@ def _of_folder(name: str, folder: Path, where: str) -> LocalModel:
     weights = [file for file in folder.iterdir() if file.suffix in WEIGHTS and file.is_file()]
     size = sum(file.stat().st_size for file in weights)
     if has_adapters(folder):
-        base = json_object(folder / ADAPTERS).get("base_model_name_or_path") or "?"
+        base = read_json_object(folder / ADAPTERS).get("base_model_name_or_path") or "?"
         return LocalModel(name, "adapters", f"of {base}", size, where, damage_of(folder))
-    names = json_object(folder / WHOLE).get("architectures")
+    names = read_json_object(folder / WHOLE).get("architectures")
     about = ", ".join(map(str, names)) if isinstance(names, list) and names else "?"
     return LocalModel(name, "whole", about, size, where, damage_of(folder))

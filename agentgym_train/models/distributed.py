@@ -72,7 +72,7 @@ class GatheredModel:
     def __init__(self) -> None:
         self._copy: Any = None
 
-    def of(self, model: Any) -> Any:
+    def gather(self, model: Any) -> Any:
         """`model`, or a copy with its current weights if they are sharded.
 
         A collective: every process must call it at the same step. The copy needs the memory of a

@@ -90,7 +90,7 @@ def base_of(folder: Path) -> str:
     A path is looked up next to the adapters, so that both folders can be moved together, and then
     as it is. Raises `ConfigError` if there is no model at either place.
     """
-    base = json_object(folder / ADAPTERS).get("base_model_name_or_path")
+    base = read_json_object(folder / ADAPTERS).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ConfigError(
             f"{folder}/{ADAPTERS} is not valid JSON with a base_model_name_or_path: set it to the "
@@ -145,7 +145,7 @@ def damage_of(folder: Path) -> str:
     from safetensors import SafetensorError, safe_open
 
     settings = folder / (ADAPTERS if has_adapters(folder) else WHOLE)
-    if not json_object(settings):
+    if not read_json_object(settings):
         return f"{settings.name} is not a JSON object, or it is empty"
     weights = [file for file in sorted(folder.iterdir()) if file.suffix in WEIGHTS]
     if not weights:
@@ -158,7 +158,7 @@ def damage_of(folder: Path) -> str:
             except (OSError, SafetensorError):
                 return f"{file.name} is cut off or damaged"
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        shards = json_object(index).get("weight_map")
+        shards = read_json_object(index).get("weight_map")
         if not isinstance(shards, dict):
             return f"{index.name} contains no weight_map"
         for name in sorted(set(map(str, shards.values()))):
@@ -191,7 +191,7 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FILE: Final = "groups-{}.msgpack"
 
 
-class Batch(msgspec.Struct):
+class GroupBatch(msgspec.Struct):
     """The groups of a step on one process, in the order of their draws."""
 
     trained: list[Group]
@@ -111,7 +111,7 @@ class RolloutBuffer:
         held = len(self._queue) + len(self._running) + self._ready
         return max(0, self._room + self._further - held)
 
-    async def take(self, draws: Sequence[Group], horizons: Sequence[int]) -> Batch:
+    async def take(self, draws: Sequence[Group], horizons: Sequence[int]) -> GroupBatch:
         """Play and wait until the step is full; `horizons` are the turns in each environment."""
         self._queue.extend(draws)
         self._horizons = horizons
@@ -171,7 +171,7 @@ class RolloutBuffer:
         """Groups that a step can be filled with now."""
         return len(self._admitted) + sum(self._unreplaced.values())
 
-    def _filled(self) -> Batch:
+    def _filled(self) -> GroupBatch:
         """The step's batch; what is left stays for the next step."""
         self._admitted.sort(key=lambda group: group.number)
         self._rejected.sort(key=lambda group: group.number)
@@ -195,7 +195,7 @@ class RolloutBuffer:
         self._dropped = []
         self._next += 1
         self._start()
-        return Batch(trained, rejected, dropped)
+        return GroupBatch(trained, rejected, dropped)
 
     def _is_new(self, group: Group) -> bool:
         """Whether the step may train on it."""

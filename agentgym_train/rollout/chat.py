@@ -26,8 +26,8 @@ from agentgym_train.rollout.tool_calls import ToolFormat, ToolResult
 from agentgym_train.rollout.tool_syntaxes import (
     PROBE,
     BadCall,
-    Call,
     Parse,
+    WrittenCall,
     call_id,
     placeholder,
     syntax_of,
@@ -256,7 +256,7 @@ class Chat:
             return self._result_text(text)
         return text.strip() if self._trims else text
 
-    def calls_in(self, text: str) -> list[Call | BadCall]:
+    def calls_in(self, text: str) -> list[WrittenCall | BadCall]:
         """The tool calls in a policy's text; empty without tools."""
         reply = reply_of(text)
         return [] if self._parse_calls is None or reply is None else self._parse_calls(reply)
@@ -267,7 +267,7 @@ class Chat:
             return plain
         return ToolFormat(self._tools, self._parse_calls, self._written)
 
-    def _written(self, calls: Sequence[Call]) -> str:
+    def _written(self, calls: Sequence[WrittenCall]) -> str:
         """The text of a response with these calls, up to its end token."""
         given = json.dumps([dict(call.arguments) for call in calls], ensure_ascii=False)
         if self._texts.names_special(given):
@@ -429,7 +429,7 @@ class Chat:
                 _result(name, number, hole)
                 for number, (name, hole) in enumerate(zip(names, holes, strict=True))
             ]
-            called = _called(Call(names[0], PROBE.arguments))
+            called = _called(WrittenCall(names[0], PROBE.arguments))
             text = self._render([*opening, {**self._probe, **called}, *messages])
             text = text[len(self._render(opening)) :]
             rest = text[self._end_after(text, str(PROBE.arguments["text"])) :]
@@ -543,7 +543,7 @@ def _rewrites(problem: str) -> str:
     )
 
 
-def _called(*calls: Call) -> dict[str, Any]:
+def _called(*calls: WrittenCall) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": "",

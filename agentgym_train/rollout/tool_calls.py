@@ -9,7 +9,13 @@ from agentgym_env.actions import UNFINISHED, ActionError
 from agentgym_env.errors import ConfigError
 from agentgym_env.reasoning import reply_of
 from agentgym_env.tools import ACT, BadArguments, ToolSpec, call_of
-from agentgym_train.rollout.tool_syntaxes import MAX_CALLS, BadCall, Call, Parse, typed_arguments
+from agentgym_train.rollout.tool_syntaxes import (
+    MAX_CALLS,
+    BadCall,
+    Parse,
+    WrittenCall,
+    typed_arguments,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class ToolCalls(str):
     calls: tuple[PlannedCall, ...]
 
     @classmethod
-    def of(cls, calls: Sequence[PlannedCall]) -> ToolCalls:
+    def from_calls(cls, calls: Sequence[PlannedCall]) -> ToolCalls:
         """The valid actions joined to a text, which is empty if there is none."""
         made = cls("\n".join(call.action for call in calls if call.action is not None))
         made.calls = tuple(calls)
@@ -49,7 +55,7 @@ class ToolFormat:
 
     tools: tuple[ToolSpec, ...]
     parse_calls: Parse
-    write: Callable[[Sequence[Call]], str]
+    write: Callable[[Sequence[WrittenCall]], str]
     """The text of a response with these calls, as the chat template renders them."""
     name: str = "tools"
     instructions: str = ""
@@ -66,9 +72,9 @@ class ToolFormat:
         found = self.parse_calls(reply)[:MAX_CALLS]
         if not found:
             return ActionError(f"There is no tool call. Call one of {', '.join(self._by_name)}.")
-        return ToolCalls.of([self._planned(call) for call in found])
+        return ToolCalls.from_calls([self._planned(call) for call in found])
 
-    def _planned(self, call: Call | BadCall) -> PlannedCall:
+    def _planned(self, call: WrittenCall | BadCall) -> PlannedCall:
         if isinstance(call, BadCall):
             return PlannedCall(self.tools[0].name, None, call.message)
         tool = self._by_name.get(call.name)
@@ -94,7 +100,7 @@ class ToolFormat:
                     f"the action {part[:80]!r} is none of the tools {', '.join(self._by_name)}, so "
                     "it cannot be written as a tool call; use another action_format"
                 )
-            calls.append(Call(found[0].name, found[1]))
+            calls.append(WrittenCall(found[0].name, found[1]))
         return self.write(calls)
 
     def _parts(self, action: str) -> Sequence[str]:

@@ -35,7 +35,7 @@ def call_id(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A call as the policy wrote it."""
 
     name: str
@@ -56,13 +56,13 @@ class BadCall:
 
 _HERMES: Final = re.compile(r"<tool_call>\s*+")
 _HERMES_MARK: Final = re.compile("</?tool_call>")
-Parse = Callable[[str], list[Call | BadCall]]
+Parse = Callable[[str], list[WrittenCall | BadCall]]
 """Reads the calls in a text; empty if there is none."""
 
 
-def _hermes(text: str) -> list[Call | BadCall]:
+def _hermes(text: str) -> list[WrittenCall | BadCall]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen 2.5 and Qwen 3."""
-    calls: list[Call | BadCall] = []
+    calls: list[WrittenCall | BadCall] = []
     at = unread = 0
     # By places in the text: a copy of the rest for each call would take quadratic time.
     while (found := _HERMES.search(text, at)) is not None:
@@ -86,13 +86,13 @@ def _hermes(text: str) -> list[Call | BadCall]:
     return calls
 
 
-def _llama(text: str) -> list[Call | BadCall]:
+def _llama(text: str) -> list[WrittenCall | BadCall]:
     """`{"name": ..., "parameters": {...}}` as the whole text: Llama 3.1 and later."""
     body = text.strip().removeprefix("<|python_tag|>").strip()
     return [_from_json(body)] if body.startswith("{") else []
 
 
-def _mistral(text: str) -> list[Call | BadCall]:
+def _mistral(text: str) -> list[WrittenCall | BadCall]:
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, or `[TOOL_CALLS]name{...}`."""
     _, mark, body = text.partition("[TOOL_CALLS]")
     if not mark:
@@ -107,7 +107,7 @@ def _mistral(text: str) -> list[Call | BadCall]:
     return [_from_object(row) for row in rows] or [BadCall("The list of calls is empty.")]
 
 
-def _harmony(text: str) -> list[Call | BadCall]:
+def _harmony(text: str) -> list[WrittenCall | BadCall]:
     """`to=functions.NAME<|channel|>commentary json<|message|>{...}`: gpt-oss."""
     found = re.search(r"to=functions\.([\w.-]++)", text)
     if found is None:
@@ -116,9 +116,9 @@ def _harmony(text: str) -> list[Call | BadCall]:
     return [_with_arguments(found[1], body.removesuffix("<|call|>"))] if mark else []
 
 
-def _xml(text: str) -> list[Call | BadCall]:
+def _xml(text: str) -> list[WrittenCall | BadCall]:
     """`<function=NAME><parameter=KEY>VALUE</parameter></function>`: Qwen3-Coder and Qwen3.5."""
-    calls: list[Call | BadCall] = []
+    calls: list[WrittenCall | BadCall] = []
     for body in _between(text, "<tool_call>", "</tool_call>"):
         found = re.fullmatch(r"<function=([^\n>]+)>(.*?)</function>", body, re.DOTALL)
         if found is None:
@@ -129,9 +129,9 @@ def _xml(text: str) -> list[Call | BadCall]:
     return calls
 
 
-def _glm(text: str) -> list[Call | BadCall]:
+def _glm(text: str) -> list[WrittenCall | BadCall]:
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`: GLM-4.5."""
-    calls: list[Call | BadCall] = []
+    calls: list[WrittenCall | BadCall] = []
     for body in _between(text, "<tool_call>", "</tool_call>"):
         name = re.match(r"[\w.-]+", body)
         if name is None:
@@ -154,7 +154,7 @@ SYNTAXES: Final[Mapping[str, Parse]] = {
 """The known syntaxes by name."""
 
 
-def write_hermes(calls: Sequence[Call]) -> str:
+def write_hermes(calls: Sequence[WrittenCall]) -> str:
     """The text of calls in the syntax `hermes`."""
     rows = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
     return "\n".join(
@@ -173,7 +173,7 @@ def written_calls(calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(texts)
 
 
-PROBE: Final = Call("probe", {"text": placeholder()})
+PROBE: Final = WrittenCall("probe", {"text": placeholder()})
 """A call that a template renders, to see how it writes one."""
 
 
@@ -183,7 +183,7 @@ def syntax_of(rendered: str) -> Parse:
     Raises `ConfigError` if none does.
     """
     for parse in SYNTAXES.values():
-        found = [(c.name, dict(c.arguments)) for c in parse(rendered) if isinstance(c, Call)]
+        found = [(c.name, dict(c.arguments)) for c in parse(rendered) if isinstance(c, WrittenCall)]
         if found == [(PROBE.name, dict(PROBE.arguments))]:
             return parse
     raise ConfigError(
@@ -246,7 +246,7 @@ def _between(text: str, begin: str, end: str) -> list[str]:
     return [part.partition(end)[0].strip() for part in parts]
 
 
-def _from_pairs(name: str, body: str, form: str, shown: str) -> Call | BadCall:
+def _from_pairs(name: str, body: str, form: str, shown: str) -> WrittenCall | BadCall:
     """A call whose body is nothing but arguments of a form; the first other text ends it."""
     pair, arguments, at = re.compile(rf"\s*+{form}", re.DOTALL), {}, 0
     while (found := pair.match(body, at)) is not None:
@@ -254,7 +254,7 @@ def _from_pairs(name: str, body: str, form: str, shown: str) -> Call | BadCall:
         at = found.end()
     if rest := body[at:].strip():
         return BadCall(f"The arguments of {name[:80]} have the form {shown}, got {rest[:80]!r}.")
-    return Call(name, arguments)
+    return WrittenCall(name, arguments)
 
 
 def _read(text: str) -> Any:
@@ -262,14 +262,14 @@ def _read(text: str) -> Any:
     return clean_json(json.loads(text))
 
 
-def _from_json(body: str) -> Call | BadCall:
+def _from_json(body: str) -> WrittenCall | BadCall:
     try:
         return _from_object(_read(body))
     except (ValueError, RecursionError) as error:
         return BadCall(f"The call is not valid JSON: {error}.")
 
 
-def _from_object(row: Any) -> Call | BadCall:
+def _from_object(row: Any) -> WrittenCall | BadCall:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         return BadCall('A call has a name and arguments: {"name": ..., "arguments": {...}}.')
     arguments = row.get("arguments", row.get("parameters", {}))
@@ -277,10 +277,10 @@ def _from_object(row: Any) -> Call | BadCall:
         return _with_arguments(row["name"], arguments)
     if not isinstance(arguments, dict):
         return BadCall(f"The arguments of {row['name'][:80]} are not an object.")
-    return Call(row["name"], arguments)
+    return WrittenCall(row["name"], arguments)
 
 
-def _named(part: str) -> Call | BadCall:
+def _named(part: str) -> WrittenCall | BadCall:
     name, mark, rest = part.partition("[ARGS]")
     if not mark:
         name, mark, rest = part.partition("{")
@@ -288,11 +288,11 @@ def _named(part: str) -> Call | BadCall:
     return _with_arguments(name.strip(), rest)
 
 
-def _with_arguments(name: str, body: str) -> Call | BadCall:
+def _with_arguments(name: str, body: str) -> WrittenCall | BadCall:
     try:
         arguments = _read(body)
     except (ValueError, RecursionError) as error:
         return BadCall(f"The arguments of {name[:80]} are not valid JSON: {error}.")
     if not isinstance(arguments, dict):
         return BadCall(f"The arguments of {name[:80]} are not an object.")
-    return Call(name, arguments)
+    return WrittenCall(name, arguments)

@@ -33,15 +33,15 @@ from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.worlds import World, file_name
+from agentgym_train.config.worlds import World, env_file_name
 from agentgym_train.data.collect import (
     FilteredEpisodes,
     collected,
+    collection_starts,
     filter_episodes,
-    missing,
+    missing_starts,
     opened,
-    play,
-    starts_of,
+    play_starts,
 )
 from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
 from agentgym_train.models.distributed import gathered, join, on_main_process
@@ -67,7 +67,7 @@ from agentgym_train.training.checkpoints import last_checkpoint
 from agentgym_train.training.sft import AgentSFTTrainer
 
 
-def run(
+def run_agent_evol(
     learning: Method,
     config: AgentEvolConfig,
     console: Console,
@@ -167,7 +167,7 @@ class AgentEvol:
     def _explore(self, store: RunStore, iteration: int) -> dict[str, list[Trajectory]]:
         """Play the missing episodes of every environment; returns all of them by environment."""
         worlds = self.config.worlds
-        folders = [store.path / "explored" / file_name(world.env) for world in worlds]
+        folders = [store.path / "explored" / env_file_name(world.env) for world in worlds]
         if not self._exists(store.path / "explored.json"):
             self.console.rule(f"iteration {iteration}: explore")
             config = replace(self.config, model=self._model_before(iteration))
@@ -192,7 +192,9 @@ class AgentEvol:
         """
         state = PartialState()
         settings = self._collection(world, iteration, folder / f"process-{state.process_index}")
-        remaining = missing(starts_of(settings, runner.tasks), explored_episodes(folder))
+        remaining = missing_starts(
+            collection_starts(settings, runner.tasks), explored_episodes(folder)
+        )
         share = remaining[state.process_index :: state.num_processes]
         # All processes have read the same episodes before one of them writes.
         gathered(None)
@@ -200,7 +202,7 @@ class AgentEvol:
             return []
         own = policy.in_environment(runner.card, world.instruction)
         actors = own.actors(self.config.temperature)
-        lost = play(
+        lost = play_starts(
             opened(settings), runner, actors, share, settings, own.instruction, self.console
         )
         return [episode.error for episode in lost]
@@ -232,13 +234,13 @@ class AgentEvol:
         policy = load_policy_for(settings, self.worlds, PartialState().device)
         try:
             found = FilteredEpisodes(weighted(self.config, episodes, self.config.seed))
-            data = SFTDataset.of(settings, policy.tokenizer, found, [])
+            data = SFTDataset.from_episodes(settings, policy.tokenizer, found, [])
             for message in data.sentences():
                 notifier(self.console)(message)
-            run = Run(
+            run_agent_evol = Run(
                 settings, self.learning, store, self.console, self.worlds, policy, is_part=True
             )
-            run.play(
+            run_agent_evol.play(
                 lambda store: AgentSFTTrainer(
                     policy.model, policy.tokenizer, data.rows, settings, store.checkpoints
                 ),
@@ -268,7 +270,7 @@ def _demonstrations(config: AgentEvolConfig, tokenizer: Any, notify: Notify) -> 
     found = select_demonstrations(config, read.selected)
     found.left_out += read.left_out
     if found.selected:
-        SFTDataset.of(config, tokenizer, found, [], config.turn_max_tokens)
+        SFTDataset.from_episodes(config, tokenizer, found, [], config.turn_max_tokens)
     reasons = f" (left out: {found.reasons()})" if found.left_out else ""
     notify(f"{len(found.selected)} demonstrations{reasons}.")
     for message in describe_broken(reading.broken):

@@ -48,7 +48,7 @@ from agentgym_train.rollout.horizon import (
     make_horizon,
 )
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.preflight import place, prepared
+from agentgym_train.runs.preflight import prepared, process_rank
 from agentgym_train.runs.run import (
     Method,
     Run,
@@ -158,7 +158,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             given["env"] = load_named(self.args.env)
         self._named_objects = _not_in_config(self.args, given)
         quiet_libraries()
-        here = place()
+        here = process_rank()
         state = join(here.processes)
         self._method = _method_of(self.args)
         self._method.check(self.args)

@@ -49,8 +49,8 @@ def run(
     A new run moves an earlier run in its folder aside.
     """
     if isinstance(config, AgentEvolConfig):
-        return agent_evol.run(_SFT, config, console, worlds, processes, resumes=resumes)
-    return runs.run(method_of(config), config, console, worlds, processes, resumes=resumes)
+        return agent_evol.run_agent_evol(_SFT, config, console, worlds, processes, resumes=resumes)
+    return runs.run_method(method_of(config), config, console, worlds, processes, resumes=resumes)
 
 
 def _prepare_rl(policy: Policy, config: RLConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:

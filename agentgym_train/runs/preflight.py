@@ -38,7 +38,7 @@ _FIX: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessRank:
     """Rank of this process and number of processes, from environment variables."""
 
     rank: int = 0
@@ -50,12 +50,12 @@ class Place:
         return self.rank == 0
 
 
-def place(environ: Mapping[str, str] | None = None) -> Place:
+def process_rank(environ: Mapping[str, str] | None = None) -> ProcessRank:
     """The place of this process; raises `ConfigError` if fewer processes than requested run."""
     given = os.environ if environ is None else environ
     sizes = [_number(given, name) for name in SIZES if name in given]
     ranks = [_number(given, name) for name in _RANKS if name in given]
-    here = Place(next(iter(ranks), 0), next(iter(sizes), 1))
+    here = ProcessRank(next(iter(ranks), 0), next(iter(sizes), 1))
     if ASKED in given:
         asked = _number(given, ASKED)
         if asked != here.processes:
@@ -153,7 +153,7 @@ def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split:
     """Log a warning if tasks of the evaluation are trained on, as selections allow."""
     tasks = rollout_runner.tasks
     trained = set(tasks.split(split)).intersection(tasks.split(eval_split))
-    if trained and place().is_first:
+    if trained and process_rank().is_first:
         logger.warning(
             "%s: %d of the %d tasks of eval.split %r are also in split %r, which is trained on; "
             "success on them does not show success on new tasks",

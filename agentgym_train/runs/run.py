@@ -33,7 +33,7 @@ from agentgym_env.run_store import RunStore, next_free_name, run_metadata
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import resume_command
-from agentgym_train.config.worlds import World, file_name
+from agentgym_train.config.worlds import World, env_file_name
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid
@@ -98,7 +98,7 @@ class Method:
     """Additional messages at the end of a run, if any."""
 
 
-def run(
+def run_method(
     method: Method,
     config: RunConfig,
     console: Console,
@@ -123,9 +123,9 @@ def run(
     if not resumes:
         # All checks have passed: only now move an earlier run.
         on_main_process(lambda: new_folder(config, path, console))
-    run = Run(config, method, RunStore.open(path), console, worlds, policy)
+    run_method = Run(config, method, RunStore.open(path), console, worlds, policy)
     try:
-        return interruptible(lambda: run.play(make_trainer, checkpoint), config, console)
+        return interruptible(lambda: run_method.play(make_trainer, checkpoint), config, console)
     finally:
         worlds.run(policy.close())
 
@@ -400,7 +400,7 @@ def evaluate_worlds(
     several = len(worlds) > 1
     for world, runner in zip(config.worlds, worlds, strict=True):
         env = runner.env_id
-        file = f"{name}-{file_name(env)}" if several else name
+        file = f"{name}-{env_file_name(env)}" if several else name
         stored = gathered(store.read_json(f"{file}.json"))[0]
         if stored is not None:
             reports[env] = EvalReport.from_dict(stored)
@@ -438,9 +438,9 @@ class TrainedFurther(TrainerCallback):
         _write_steps(self._config, self._store)
         # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
         reached = [row["step"] for row in self._store.metrics()[0]]
-        run, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
+        run_method, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
         self._store.set_aside(*_RESULTS, folder=folder)
-        find_base_again(run / folder / "model", before=run / "model")
+        find_base_again(run_method / folder / "model", before=run_method / "model")
 
 
 def _write_steps(config: RunConfig, store: RunStore) -> None:

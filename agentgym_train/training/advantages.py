@@ -21,12 +21,12 @@ from agentgym_train.training.batch import (
     OverlongPenalty,
     Rows,
     joined_batches,
+    local_rows,
     minibatch_of,
-    rows_of,
     token_batch,
 )
 from agentgym_train.training.critic import Critic
-from agentgym_train.training.importance_sampling import ImportanceSampling, drift
+from agentgym_train.training.importance_sampling import ImportanceSampling, ratio_metrics
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.update import Update
 
@@ -118,7 +118,7 @@ class StepAdvantages:
             Counts(int(every.trainable[here].sum()), int(every.trained[here].sum()))
             for here in (numbers == number for number in range(self._minibatches))
         ]
-        found = rows_of(advantages_per_env(self._algorithm, every), shares, rank)  # (B, V)
+        found = local_rows(advantages_per_env(self._algorithm, every), shares, rank)  # (B, V)
         if self.critic is not None:
             self._update_critic(batch, rows, own, every, shares, numbers)
         self.per_token = found
@@ -146,8 +146,8 @@ class StepAdvantages:
         rank = self._update.rank
         mine = replace(
             batch,
-            trained=rows.to_rows(rows_of(targets.mask, shares, rank), batch.ids),
-            returns=rows.to_rows(rows_of(targets.returns, shares, rank), batch.ids),
+            trained=rows.to_rows(local_rows(targets.mask, shares, rank), batch.ids),
+            returns=rows.to_rows(local_rows(targets.returns, shares, rank), batch.ids),
             values=rows.to_rows(own.values, batch.ids),
         )
         made = []
@@ -164,7 +164,7 @@ class StepAdvantages:
         """(B, V) importance weights of the engine's samples."""
         assert own.logprobs is not None and own.policy_logprobs is not None
         trainer, engine, mask = own.policy_logprobs, own.logprobs, own.trained  # (B, V)
-        self.metrics |= drift(trainer, engine, mask)
+        self.metrics |= ratio_metrics(trainer, engine, mask)
         self.metrics |= self._correction.metrics(trainer, engine, mask)
         return self._correction.ratios(trainer, engine, mask)
 

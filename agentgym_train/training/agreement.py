@@ -38,7 +38,7 @@ class Agreement:
     tolerance: Tolerance
 
     @classmethod
-    def of(cls, gaps: Sequence[float], tolerance: Tolerance) -> Agreement:
+    def from_gaps(cls, gaps: Sequence[float], tolerance: Tolerance) -> Agreement:
         """From the differences with their signs."""
         return cls([abs(gap) if math.isfinite(gap) else math.inf for gap in gaps], tolerance)
 

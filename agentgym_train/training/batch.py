@@ -38,7 +38,7 @@ class Rows:
     """(R,) number of the row's mini-batch."""
 
     @classmethod
-    def of(
+    def from_trajectories(
         cls,
         trajectories: Sequence[Trajectory],
         pad_id: int,
@@ -62,7 +62,7 @@ class Rows:
         """The (R, W) tokens, without weights and advantages."""
         ids = [row.prompt_ids + row.completion_ids for row in self.tokens]
         masks = [[0] * len(row.prompt_ids) + row.loss_mask for row in self.tokens]
-        return TokenRows.of(ids, masks, device)
+        return TokenRows.from_lists(ids, masks, device)
 
     @property
     def width(self) -> int:
@@ -127,7 +127,7 @@ class OverlongPenalty:
     zone: int
     """0 for no penalty."""
 
-    def of(self, trajectory: Trajectory) -> float:
+    def __call__(self, trajectory: Trajectory) -> float:
         """The penalty of an episode, from 0 to 1."""
         if not self.zone:
             return 0.0
@@ -136,7 +136,7 @@ class OverlongPenalty:
 
     def shaped_return(self, trajectory: Trajectory) -> float:
         """The return that algorithms see."""
-        return trajectory.reward - self.of(trajectory)
+        return trajectory.reward - self(trajectory)
 
 
 def joined_tokens(rows: Sequence[Tokens]) -> Tokens:
@@ -176,7 +176,7 @@ def rollout_output(
     excludes from its logs. Episodes that are only excluded from training (see `trained_outcomes`)
     are logged.
     """
-    rows = Rows.of(trajectories, pad_id, trained)
+    rows = Rows.from_trajectories(trajectories, pad_id, trained)
     rewards = [t.reward if teaches(t.outcome) else None for t in trajectories]
     return {
         "prompt_ids": [row.prompt_ids for row in rows.tokens],
@@ -208,7 +208,7 @@ def token_batch(
     rewards = [[turn.reward for turn in played] for played in turns]
     for earned, trajectory in zip(rewards, trajectories, strict=True):
         if earned and overlong is not None:
-            earned[-1] -= overlong.of(trajectory)
+            earned[-1] -= overlong(trajectory)
     return TokenBatch(
         loss_mask=_padded([row.loss_mask for row in rows], 0.0, width),
         rewards=_padded(rewards, 0.0),
@@ -262,7 +262,7 @@ def joined_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
     return TokenBatch(group_size=batches[0].group_size, **values)
 
 
-def rows_of(tensor: Tensor, batches: Sequence[TokenBatch], rank: int) -> Tensor:
+def local_rows(tensor: Tensor, batches: Sequence[TokenBatch], rank: int) -> Tensor:
     """(B, T) rows of one process, from a (sum of B, maximum T) tensor of all processes."""
     first = sum(len(batch.trainable) for batch in batches[:rank])
     own = batches[rank].loss_mask

@@ -92,7 +92,7 @@ class Critic:
         # Gradients are averaged over processes, and each process divides by the total count.
         count = max(count, 1.0) / processes
         lost = torch.zeros((), device=rows.ids.device)
-        for part in self._microbatches.of(rows):
+        for part in self._microbatches.split(rows):
             own = rows.take(part.rows)
             assert own.values is not None and own.returns is not None
             with self._microbatches.waiting(self._model, is_last=part.is_last):
@@ -144,7 +144,7 @@ class Critic:
 
     def _scored(self, rows: TokenRows) -> Tensor:
         """(R, W) value before each trained token, 0 elsewhere."""
-        layout = Layout.of(rows, shared_rows=self._microbatches.shared_rows)
+        layout = Layout.from_rows(rows, shared_rows=self._microbatches.shared_rows)
         with self._trainer.accelerator.autocast():
             values = self._model(layout.predictors, **layout.arguments())  # (S,)
         return layout.spread(values)

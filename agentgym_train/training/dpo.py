@@ -18,7 +18,7 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.learn import DPOConfig
-from agentgym_train.data.datasets import check_turns, describe_broken, read_demonstrations
+from agentgym_train.data.datasets import check_turn_lengths, describe_broken, read_demonstrations
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.adapters import adapters_for, check_reference
@@ -26,7 +26,7 @@ from agentgym_train.training.loss import PairLoss
 from agentgym_train.training.reference import Reference
 from agentgym_train.training.row_order import row_order
 from agentgym_train.training.rows import TokenRows
-from agentgym_train.training.sft import check_libraries, own_share
+from agentgym_train.training.sft import check_trl_arguments, own_share
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 from agentgym_train.training.trl_values import shared_values
 
@@ -52,7 +52,7 @@ class DPODataset:
         pairs = make_pairs(filtered.selected, config.pair_rules)
         rows = [pair_row(pair, episode_tokenizer) for pair in pairs]
         chosen = {id(pair.chosen): pair.chosen for pair in pairs}.values()
-        check_turns(((e, episode_tokenizer.rows(e)) for e in chosen), config.turn_max_tokens)
+        check_turn_lengths(((e, episode_tokenizer.rows(e)) for e in chosen), config.turn_max_tokens)
         fitting = [row for row in rows if _longest(row) <= config.max_tokens]
         dataset = cls(
             rows=fitting,
@@ -156,7 +156,7 @@ class AgentDPOTrainer(UpdatingTrainer, DPOTrainer):
         """The step's pairs of this process, as rows: chosen, rejected, chosen, ..."""
         pairs = [self.rows[n] for n in own_share(self, self.order, self.pairs_per_step, step)]
         sides = [(row, side) for row in pairs for side in ("chosen", "rejected")]
-        batch = TokenRows.of(
+        batch = TokenRows.from_lists(
             [[*row["prompt_ids"], *row[f"{side}_ids"]] for row, side in sides],
             [[*[0] * len(row["prompt_ids"]), *row[f"{side}_mask"]] for row, side in sides],
             self.accelerator.device,
@@ -178,5 +178,5 @@ def dpo_config(config: DPOConfig, steps: int, checkpoints: Path) -> TrlDPOConfig
 
 def check_dpo(config: DPOConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
-    check_libraries(config, TrlDPOConfig)
+    check_trl_arguments(config, TrlDPOConfig)
     check_reference(config.lora, "DPO")

@@ -49,7 +49,7 @@ class Logits:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, model: Any, temperature: float) -> Logits:
+    def from_model(cls, model: Any, temperature: float) -> Logits:
         """From a model's config."""
         config = model.config.get_text_config()
         cap = getattr(config, "final_logit_softcapping", None)
@@ -274,7 +274,7 @@ def add_scoring(model: Any, temperature: float = 1.0) -> None:
     there. Other calls are as before. Call it before the model is wrapped for distribution.
     """
     core = base_model(model)
-    kind = Logits.of(core, temperature)
+    kind = Logits.from_model(core, temperature)
 
     @wraps(type(core).forward)  # `generate` reads the signature
     def forward(

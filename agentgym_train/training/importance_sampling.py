@@ -78,7 +78,7 @@ class ImportanceSampling:
         }
 
 
-def drift(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
+def ratio_metrics(trainer: Tensor, engine: Tensor, mask: Tensor) -> dict[str, float]:
     """Metrics of the difference between engine and trainer on a step's sampled tokens."""
     difference = (trainer - engine)[mask]  # (N,)
     if not difference.numel():

@@ -63,7 +63,7 @@ def token_weights(
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLoss:
+class RLLoss:
     """The loss of RL.
 
     Plus `beta` times the KL divergence from the reference and minus `entropy_bonus` times the mean

@@ -73,7 +73,7 @@ class MicroBatcher:
         self._budget = budget or _BUDGET.get(accelerator.device.type, _BUDGET_ELSEWHERE)
         self._pass_cost = pass_cost_of(model)
 
-    def of(self, rows: TokenRows) -> Iterator[MicroBatch]:
+    def split(self, rows: TokenRows) -> Iterator[MicroBatch]:
         """The micro-batches of R rows. A collective."""
         lengths = rows.lengths.tolist()
         passes = plan(
@@ -94,7 +94,7 @@ class MicroBatcher:
     def collected(self, rows: TokenRows, score: Callable[[TokenRows], Tensor]) -> Tensor:
         """(R, W) what `score` returns for the rows of each micro-batch. A collective."""
         found: Tensor | None = None
-        for part in self.of(rows):
+        for part in self.split(rows):
             values = score(rows.take(part.rows))
             if found is None:
                 found = values.new_zeros(rows.ids.shape)

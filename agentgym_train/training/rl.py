@@ -34,7 +34,7 @@ from agentgym_train.models.adapters import (
 )
 from agentgym_train.models.distributed import gathered
 from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.buffer import Batch, RolloutBuffer
+from agentgym_train.rollout.buffer import GroupBatch, RolloutBuffer
 from agentgym_train.rollout.contrast import SAMPLERS
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.gates import GATES, AdmissionGate
@@ -50,7 +50,7 @@ from agentgym_train.training.checkpoints import checkpoint_folder
 from agentgym_train.training.critic import Critic
 from agentgym_train.training.finite import not_finite
 from agentgym_train.training.importance_sampling import ImportanceSampling
-from agentgym_train.training.loss import PolicyLoss, token_weights
+from agentgym_train.training.loss import RLLoss, token_weights
 from agentgym_train.training.reference import Reference
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.step_metrics import Step, StepShare, check_lost, mean
@@ -128,7 +128,7 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             peft_config=adapters_for(policy.model, policy.tokenizer, config.lora),
         )
         self.start_updates(
-            PolicyLoss(self.loss_settings, config.beta, config.entropy_bonus),
+            RLLoss(self.loss_settings, config.beta, config.entropy_bonus),
             max_tokens=config.max_tokens_per_microbatch,
             temperature=config.temperature,
         )
@@ -260,7 +260,7 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
                 )
                 if trained
             ]
-            agreement = Agreement.of(gaps, FULL if exact else HALF)
+            agreement = Agreement.from_gaps(gaps, FULL if exact else HALF)
             warn_of_difference(agreement, self.config.model)
 
     def check_weights(self) -> None:
@@ -289,7 +289,7 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
             ]
         self.trained_trajectories = [t for group in batch.trained for t in group.episodes]
         self._record(batch, time.monotonic() - began)
-        return Rows.of(
+        return Rows.from_trajectories(
             self.trained_trajectories,
             int(self.policy.tokenizer.pad_token_id),
             self._trained_outcomes,
@@ -355,13 +355,13 @@ class RLTrainer(UpdatingTrainer, GRPOTrainer):
         """The number of an episode's environment."""
         return self.env_ids.index(trajectory.env)
 
-    def _record(self, batch: Batch, seconds: float) -> None:
+    def _record(self, batch: GroupBatch, seconds: float) -> None:
         """Store the step's episodes and metrics; raise `TooManyLost` if too many were lost.
 
         The metrics cover the episodes of all processes, so that all processes decide alike.
         """
         step = self.state.global_step
-        share = StepShare.of(batch, step, seconds, self.overlong.of)
+        share = StepShare.from_batch(batch, step, seconds, self.overlong)
         whole = Step(gathered(share), self.config.num_generations)
         figures = whole.metrics(self.env_ids)
         if self.config.overlong_tokens:

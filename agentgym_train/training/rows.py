@@ -43,7 +43,7 @@ class TokenRows:
     """Consecutive rows that belong together: 2 for pairs."""
 
     @classmethod
-    def of(
+    def from_lists(
         cls,
         ids: Sequence[Sequence[int]],
         masks: Sequence[Sequence[int]],
@@ -88,7 +88,7 @@ class Layout:
     """(R, W) bool: the positions of the S scores, in order."""
 
     @classmethod
-    def of(cls, rows: TokenRows, *, shared_rows: bool) -> Layout:
+    def from_rows(cls, rows: TokenRows, *, shared_rows: bool) -> Layout:
         """The layout of all tokens of R rows.
 
         Right padding needs no mask, since attention is causal.

@@ -69,7 +69,9 @@ class AgentSFTTrainer(UpdatingTrainer, SFTTrainer):
         """The step's rows of this process; the loss is the mean over the tokens of all."""
         rows = [self.rows[n] for n in own_share(self, self.order, self.rows_per_step, step)]
         trained = [[int(label != IGNORED) for label in row["labels"]] for row in rows]
-        batch = TokenRows.of([row["input_ids"] for row in rows], trained, self.accelerator.device)
+        batch = TokenRows.from_lists(
+            [row["input_ids"] for row in rows], trained, self.accelerator.device
+        )
         tokens = int(self.accelerator.reduce(batch.trained.sum(), "sum"))
         return [replace(batch, weights=batch.trained / max(1, tokens), tokens=tokens)]
 
@@ -128,10 +130,10 @@ def sft_config(config: SFTConfig, steps: int, checkpoints: Path) -> TrlSFTConfig
 
 def check_sft(config: SFTConfig | AgentEvolConfig) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take."""
-    check_libraries(config, TrlSFTConfig)
+    check_trl_arguments(config, TrlSFTConfig)
 
 
-def check_libraries(config: RunConfig, kind: type) -> None:
+def check_trl_arguments(config: RunConfig, kind: type) -> None:
     """Raise `ConfigError` for arguments that the libraries do not take; `kind` is TRL's config."""
     check_arguments("trainer_args", config.trl_args, kind)
     lora_config(config.lora)

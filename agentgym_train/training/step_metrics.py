@@ -16,7 +16,7 @@ import msgspec
 
 from agentgym_env.errors import AgentGymError, teaches
 from agentgym_env.trajectory import Trajectory, Turn
-from agentgym_train.rollout.buffer import Batch
+from agentgym_train.rollout.buffer import GroupBatch
 from agentgym_train.rollout.episode import INVALID
 from agentgym_train.rollout.groups import Group
 
@@ -49,9 +49,9 @@ class StepShare:
     """Sampled tokens whose log-probability is not finite."""
 
     @classmethod
-    def of(
+    def from_batch(
         cls,
-        batch: Batch,
+        batch: GroupBatch,
         step: int,
         seconds: float,
         penalty: Callable[[Trajectory], float] = lambda _: 0.0,

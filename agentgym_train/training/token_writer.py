@@ -9,7 +9,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from agentgym_env.run_store import RunStore
-from agentgym_env.token_store import PIECES, StoredTokens, pack, write_pieces
+from agentgym_env.token_store import PIECES, StoredTokens, pack_tokens, write_pieces
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.models.distributed import gathered
 
@@ -55,7 +55,7 @@ class TokenWriter:
             # A lost episode has no advantages, and its row may be shorter than its tokens.
             values = (given + [0.0] * length)[:length]
             chosen = self._keep == "all" or (self._is_main and number < self._group_size)
-            packed = pack(trajectory.rows, values) if chosen and trajectory.rows else b""
+            packed = pack_tokens(trajectory.rows, values) if chosen and trajectory.rows else b""
             own.append((_turn_means(trajectory, values), packed))
         shares = gathered(own)
         if self._is_main:

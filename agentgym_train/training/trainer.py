@@ -116,7 +116,7 @@ class UpdatingTrainer(Trainer):
 
     def gathered_model(self) -> Any:
         """The unsharded model, which one process can call alone. A collective."""
-        return self._gathered_model.of(self.accelerator.unwrap_model(self.model))
+        return self._gathered_model.gather(self.accelerator.unwrap_model(self.model))
 
     def close(self) -> None:
         """Release what the trainer holds."""

@@ -81,7 +81,7 @@ class Update:
 
     def scores(self, model: Any, rows: TokenRows) -> RowScores:
         """The scores of R rows, in one pass through a model."""
-        layout = Layout.of(rows, shared_rows=self.microbatches.shared_rows)
+        layout = Layout.from_rows(rows, shared_rows=self.microbatches.shared_rows)
         with self._trainer.accelerator.autocast():
             found = model(
                 **layout.arguments(), scored_at=layout.predictors, scored_ids=layout.labels
@@ -95,7 +95,7 @@ class Update:
         """Run the backward passes of an update; the loss, times the number of processes."""
         accelerator = self._trainer.accelerator
         losses = []
-        for part in self.microbatches.of(rows):
+        for part in self.microbatches.split(rows):
             own = rows.take(part.rows)
             with self.microbatches.waiting(model, is_last=part.is_last):
                 found = self._loss(self.scores(model, own), own)

@@ -16,15 +16,15 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 
-async def play(place: Any) -> None:
-    """Play one episode; `place` says where the model and the environment are."""
+async def play(episode: Any) -> None:
+    """Play one episode; `episode` says where the model and the environment are."""
 
     @tool
     async def act(action: str) -> str:
         """Take one action, as the instruction describes it."""
         async with aiohttp.ClientSession() as http:
-            headers = {"Authorization": f"Bearer {place.api_key}"}
-            url = f"{place.base_url}/episode/step"
+            headers = {"Authorization": f"Bearer {episode.api_key}"}
+            url = f"{episode.base_url}/episode/step"
             async with http.post(url, json={"action": action}, headers=headers) as response:
                 return (await response.json()).get("observation", "")
 
@@ -33,11 +33,11 @@ async def play(place: Any) -> None:
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", tools_condition)
     graph.add_edge("tools", "think")
-    limits = {"recursion_limit": 2 * place.horizon + 1}
+    limits = {"recursion_limit": 2 * episode.horizon + 1}
     async with httpx.AsyncClient() as connections:
         model = ChatOpenAI(
-            base_url=place.base_url,
-            api_key=place.api_key,
+            base_url=episode.base_url,
+            api_key=episode.api_key,
             model="policy",
             http_async_client=connections,
         ).bind_tools([act])
@@ -46,4 +46,4 @@ async def play(place: Any) -> None:
             return {"messages": [await model.ainvoke(state["messages"])]}
 
         graph.add_node("think", think)
-        await graph.compile().ainvoke({"messages": [("user", place.observation)]}, limits)
+        await graph.compile().ainvoke({"messages": [("user", episode.observation)]}, limits)

@@ -20,13 +20,13 @@ class State(MessagesState):
     over: bool
 
 
-async def play(place: Any) -> None:
-    """Play one episode; `place` says where the model and the environment are."""
-    headers = {"Authorization": f"Bearer {place.api_key}"}
+async def play(episode: Any) -> None:
+    """Play one episode; `episode` says where the model and the environment are."""
+    headers = {"Authorization": f"Bearer {episode.api_key}"}
     async with httpx.AsyncClient() as connections, aiohttp.ClientSession(headers=headers) as http:
         model = ChatOpenAI(
-            base_url=place.base_url,
-            api_key=place.api_key,
+            base_url=episode.base_url,
+            api_key=episode.api_key,
             model="policy",
             http_async_client=connections,
         )
@@ -36,7 +36,7 @@ async def play(place: Any) -> None:
 
         async def act(state: State) -> dict[str, Any]:
             body = {"action": state["messages"][-1].content}
-            async with http.post(f"{place.base_url}/episode/step", json=body) as response:
+            async with http.post(f"{episode.base_url}/episode/step", json=body) as response:
                 seen = await response.json()
             return {"messages": [("user", seen.get("observation", ""))], "over": seen["over"]}
 
@@ -46,5 +46,5 @@ async def play(place: Any) -> None:
         graph.add_edge(START, "think")
         graph.add_edge("think", "act")
         graph.add_conditional_edges("act", lambda state: END if state["over"] else "think")
-        limits = {"recursion_limit": 2 * place.horizon + 1}
-        await graph.compile().ainvoke({"messages": [("user", place.observation)]}, limits)
+        limits = {"recursion_limit": 2 * episode.horizon + 1}
+        await graph.compile().ainvoke({"messages": [("user", episode.observation)]}, limits)

@@ -13,25 +13,25 @@ from types import SimpleNamespace
 from openai import OpenAI
 
 
-def step(place, action: str) -> dict:
+def step(episode, action: str) -> dict:
     """Take an action in the environment."""
     request = urllib.request.Request(
-        f"{place.base_url}/episode/step",
+        f"{episode.base_url}/episode/step",
         json.dumps({"action": action}).encode(),
-        {"Authorization": f"Bearer {place.api_key}"},
+        {"Authorization": f"Bearer {episode.api_key}"},
     )
     with urllib.request.urlopen(request) as response:
         return json.load(response)
 
 
-def play(place) -> None:
-    """Play one episode; `place` says where the model and the environment are."""
-    messages = [{"role": "user", "content": place.observation}]
-    with OpenAI(base_url=place.base_url, api_key=place.api_key) as client:
+def play(episode) -> None:
+    """Play one episode; `episode` says where the model and the environment are."""
+    messages = [{"role": "user", "content": episode.observation}]
+    with OpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         while True:
             reply = client.chat.completions.create(model="policy", messages=messages)
             command = reply.choices[0].message.content or ""
-            seen = step(place, command)
+            seen = step(episode, command)
             if seen["over"]:
                 return
             messages.append({"role": "assistant", "content": command})

@@ -56,7 +56,7 @@ def main() -> int:
         return 2
     from figures import Comparison
 
-    comparison = Comparison.of([arm.result() for arm in arms], CONTROL)
+    comparison = Comparison.from_results([arm.result() for arm in arms], CONTROL)
     console.print(comparison.table())
     for path in comparison.write(args.out, shown_command(), curves=not args.schedule):
         console.print(str(path), soft_wrap=True, highlight=False)

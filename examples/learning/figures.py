@@ -58,7 +58,7 @@ class Comparison:
     """Of all evaluations."""
 
     @classmethod
-    def of(cls, kept: Sequence[dict[str, Any]], control: str) -> Comparison:
+    def from_results(cls, kept: Sequence[dict[str, Any]], control: str) -> Comparison:
         """The comparison of kept results."""
         results: dict[str, list[dict[str, Any]]] = {}
         for result in kept:

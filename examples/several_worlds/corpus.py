@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agentgym_servers.worlds.search.corpora import World, encoded
+from agentgym_servers.worlds.search.corpora import SearchWorld, encoded
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.several_worlds.setting import HERE
@@ -71,7 +71,7 @@ def short_names(text: str) -> list[str]:
     return _PAIR.findall(text)
 
 
-def shortened(world: World) -> World:
+def shortened(world: SearchWorld) -> SearchWorld:
     """The same world with short names, everywhere and in the expert's searches."""
     text = encoded(world).decode()
     found = set(_COINED.findall(text))
@@ -83,7 +83,7 @@ def shortened(world: World) -> World:
     def swap(text: str) -> str:
         return renamed(text, names)
 
-    return World(
+    return SearchWorld(
         world.name,
         _mapped(world.passages, swap),
         {split: _mapped(questions, swap) for split, questions in world.questions.items()},

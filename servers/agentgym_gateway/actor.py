@@ -15,8 +15,8 @@ from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
 from agentgym_env.errors import AgentGymError, EnvironmentLost, Outcome
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Turn
-from agentgym_gateway.episode import Finished, GatewayEpisode
-from agentgym_gateway.programs import AgentLost, Place, Program, raised
+from agentgym_gateway.episode import FinishedEpisode, GatewayEpisode
+from agentgym_gateway.programs import AgentLost, EpisodeAccess, Program, raised
 from agentgym_gateway.server import Gateway
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.rollout.actors import draw_seed
@@ -105,12 +105,12 @@ class GatewayActor(EpisodeActor):
             if session is not None:
                 await session.close()
 
-    def _is_known(self, finished: Finished) -> bool:
+    def _is_known(self, finished: FinishedEpisode) -> bool:
         """Whether it is known what an episode is whose agent crashed."""
         return bool(finished.lost or finished.engine_lost) or self.gateway.crashes == "failure"
 
     def _check_played(
-        self, finished: Finished, late: bool, crash: AgentLost | None, clock: Deadline
+        self, finished: FinishedEpisode, late: bool, crash: AgentLost | None, clock: Deadline
     ) -> None:
         """Raise `AgentLost` if the agent had no part in the episode."""
         failed = finished.lost or finished.engine_lost
@@ -128,13 +128,13 @@ class GatewayActor(EpisodeActor):
 
         Returns whether time ran out, and how the agent failed before the end of the episode.
         """
-        place = Place(
+        access = EpisodeAccess(
             self.gateway.base_url, episode.key, start.task, start.seed, episode.observation,
             self.instruction, horizon,
         )  # fmt: skip
         if self.offers:
-            self.gateway.offer(episode, place.environ)
-        running = asyncio.create_task(self.program.run(place))
+            self.gateway.offer(episode, access.environ)
+        running = asyncio.create_task(self.program.run(access))
         over = asyncio.create_task(episode.over.wait())
         try:
             async with clock.limit() as limit:
@@ -159,7 +159,7 @@ class GatewayActor(EpisodeActor):
         return False, error if isinstance(error, AgentLost) else raised(error)
 
     def _result(
-        self, finished: Finished, observation: str, first: Mapping[str, Any], late: bool
+        self, finished: FinishedEpisode, observation: str, first: Mapping[str, Any], late: bool
     ) -> EpisodeResult:
         if finished.lost:
             raise EnvironmentLost(finished.lost)

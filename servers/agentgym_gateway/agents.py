@@ -33,7 +33,7 @@ class GatewayAgent(BlackBox):
 
     def __init__(self, target: str, settings: Mapping[str, Any]) -> None:
         super().__init__(target, settings)
-        self.settings = GatewaySettings.of(settings)
+        self.settings = GatewaySettings.from_values(settings)
         kind, has_target, _ = self.written.partition(":")
         if bool(target) != bool(has_target):
             given = f"{kind}:{target}" if target else kind

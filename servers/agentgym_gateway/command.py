@@ -112,7 +112,7 @@ async def _episode(
     console: Console,
 ) -> int:
     """Serve one episode; returns the exit status."""
-    from agentgym_gateway.programs import AgentLost, Command, Place
+    from agentgym_gateway.programs import AgentLost, Command, EpisodeAccess
 
     task, split, horizon, seed = start
     await gateway.start()
@@ -125,14 +125,14 @@ async def _episode(
         session, observation=observation, instruction=instruction, info=info, seed=seed,
         horizon=horizon if session is not None else 0, tools=tools,
     )  # fmt: skip
-    place = Place(
+    access = EpisodeAccess(
         gateway.base_url, episode.key, str(info.get("task", "")), seed, observation,
         instruction, horizon,
     )  # fmt: skip
     status = 0
     try:
         if command:
-            agent = asyncio.create_task(Command(tuple(command), shows=True).run(place))
+            agent = asyncio.create_task(Command(tuple(command), shows=True).run(access))
             over = asyncio.create_task(episode.over.wait())
             await asyncio.wait([agent, over], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([agent], timeout=10.0)
@@ -141,7 +141,7 @@ async def _episode(
             with suppress(asyncio.CancelledError):
                 await agent
         else:
-            for key, value in place.environ.items():
+            for key, value in access.environ.items():
                 if value:
                     line = f"export {key}={shlex.quote(value)}"
                     console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -34,7 +34,7 @@ def describe(episode: GatewayEpisode) -> dict[str, Any]:
     }
 
 
-async def step(episode: GatewayEpisode, values: Mapping[str, Any]) -> dict[str, Any]:
+async def take_turn(episode: GatewayEpisode, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take a turn of the environment; a turn that is repeated gets its stored answer."""
     action, turn = _action(values, episode.tools), values.get("turn")
     if episode.session is None:
@@ -83,9 +83,9 @@ async def _stepped(episode: GatewayEpisode, action: str) -> dict[str, Any]:
     # An agent that goes on did not end because of them, unless it read a part.
     episode.unheard = [answer for answer in episode.unheard if answer.was_sent]
     episode.info = {**episode.info, **reply.info}
-    step = {"action": action, "observation": reply.observation, "reward": reply.reward}
+    take_turn = {"action": action, "observation": reply.observation, "reward": reply.reward}
     steps = episode.early if episode.last is None else episode.last.steps
-    steps.append({**step, "info": dict(reply.info)})
+    steps.append({**take_turn, "info": dict(reply.info)})
     outcome = outcome_of(reply.terminated, reply.truncated, reply.info)
     if outcome is None and episode.horizon and episode.steps >= episode.horizon:
         outcome = "horizon"
@@ -93,7 +93,7 @@ async def _stepped(episode: GatewayEpisode, action: str) -> dict[str, Any]:
         episode.end(outcome)
     ends = {"terminated": reply.terminated, "truncated": reply.truncated}
     return {
-        **step,
+        **take_turn,
         **ends,
         "info": dict(reply.info),
         "turn": episode.steps,

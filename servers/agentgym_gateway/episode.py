@@ -66,7 +66,7 @@ class GatewayEpisode:
     """Whether a request was accepted: its reply was sampled, or was still being sampled."""
     undelivered: int = 0
     """Replies that the agent did not receive."""
-    unheard: list[Answer] = field(default_factory=list)
+    unheard: list[SampledReply] = field(default_factory=list)
     """Those after which the agent received no other reply and took no step."""
     early: list[dict[str, Any]] = field(default_factory=list)
     """Steps before the first call."""
@@ -78,7 +78,7 @@ class GatewayEpisode:
     """The posted success."""
     pending: dict[bytes, Pending] = field(default_factory=dict)
     """The latest reply to each request, by the request's digest."""
-    running: set[asyncio.Task[Answer]] = field(default_factory=set)
+    running: set[asyncio.Task[SampledReply]] = field(default_factory=set)
     responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Messages up to each response of the responses API."""
     stepping: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -117,13 +117,13 @@ class GatewayEpisode:
 class Pending:
     """A reply that is being sampled, or was."""
 
-    task: asyncio.Task[Answer]
+    task: asyncio.Task[SampledReply]
     waiting: int = 0
     """Requests that it is for: the first one and its retries."""
 
 
 @dataclass(slots=True)
-class Answer:
+class SampledReply:
     """A sampled reply, and its place in the record while the agent has it."""
 
     reply: Reply
@@ -144,7 +144,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedEpisode:
     """What an episode leaves behind."""
 
     rows: list[Tokens]
@@ -163,7 +163,7 @@ class Finished:
     """Whether a request was accepted."""
 
 
-def turns_of(calls: Sequence[RecordedCall], episode: GatewayEpisode) -> list[Turn]:
+def recorded_turns(calls: Sequence[RecordedCall], episode: GatewayEpisode) -> list[Turn]:
     """A turn for each call: its text, and the steps in the environment that followed it."""
     turns = []
     first = calls[0] if calls else None

@@ -111,7 +111,9 @@ class IgnoredFields(BadRequest):
         )
 
 
-def check_fields(api: Api, values: Mapping[str, Any], template_kwargs: Mapping[str, Any]) -> None:
+def check_ignored_fields(
+    api: Api, values: Mapping[str, Any], template_kwargs: Mapping[str, Any]
+) -> None:
     """Raise `IgnoredFields` that names the fields which would be ignored.
 
     `template_kwargs` are the run's arguments of the chat template, which a request may repeat.

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from agentgym_env.errors import BadRequest
 from agentgym_env.spaces import NestedTooDeeply, clean_json, clean_text
 from agentgym_env.tools import ToolSpec
-from agentgym_gateway.fields import LOGPROBS, Api, check_fields
+from agentgym_gateway.fields import LOGPROBS, Api, check_ignored_fields
 
 _ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
 _UNSEEN: Final = ("function_call", "audio", "prefix", "partial")
@@ -69,7 +69,7 @@ def read_chat(body: Any, template_kwargs: Mapping[str, Any]) -> Request:
     `template_kwargs` are the run's arguments of the chat template.
     """
     values = _object(body, "the body")
-    check_fields("chat", values, template_kwargs)
+    check_ignored_fields("chat", values, template_kwargs)
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list with at least one message")
@@ -94,7 +94,7 @@ def read_response(
 ) -> Request:
     """A request of `/v1/responses`; `earlier` has the messages up to each earlier response."""
     values = _object(body, "the body")
-    check_fields("responses", values, template_kwargs)
+    check_ignored_fields("responses", values, template_kwargs)
     messages: list[dict[str, Any]] = []
     before = values.get("previous_response_id")
     if before is not None:

@@ -41,7 +41,7 @@ class AgentLost(EpisodeFailure):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpisodeAccess:
     """What an agent is told: where the model and the environment are, and what to do."""
 
     base_url: str
@@ -73,14 +73,14 @@ class Place:
 class Program(Protocol):
     """Starts an agent."""
 
-    async def run(self, place: Place) -> None:
+    async def run(self, access: EpisodeAccess) -> None:
         """Run the agent to its end; raises `AgentLost` if it failed. Cancelling ends it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command(Program):
-    """A process for each episode, with the place in environment variables."""
+    """A process for each episode, whose environment variables are `EpisodeAccess.environ`."""
 
     words: tuple[str, ...]
     shows: bool = False
@@ -94,9 +94,9 @@ class Command(Program):
                 f"{self.words[0]!r}"
             )
 
-    async def run(self, place: Place) -> None:
+    async def run(self, access: EpisodeAccess) -> None:
         """Start the process and wait for its end; kill it and its children when cancelled."""
-        process, output = await self._start(place)
+        process, output = await self._start(access)
         guard.add(process.pid)
         reading = asyncio.create_task(output.read()) if output else None
         try:
@@ -113,30 +113,34 @@ class Command(Program):
             said = _last_lines(output.last) if output else ""
             raise AgentLost(f"the agent ended with status {status}{said}")
 
-    async def _start(self, place: Place) -> tuple[asyncio.subprocess.Process, _Tail | None]:
+    async def _start(
+        self, access: EpisodeAccess
+    ) -> tuple[asyncio.subprocess.Process, _Tail | None]:
         """The process, and its output.
 
         That comes by a pipe of our own: before Python 3.13 asyncio waits for the end of its own
         pipes and not only for the end of the process.
         """
         if self.shows:
-            return await self._process(place, None), None
+            return await self._process(access, None), None
         reads, writes = os.pipe()
         output = _Tail(reads)
         try:
-            return await self._process(place, writes), output
+            return await self._process(access, writes), output
         except BaseException:
             output.close()
             raise
         finally:
             os.close(writes)
 
-    async def _process(self, place: Place, output: int | None) -> asyncio.subprocess.Process:
+    async def _process(
+        self, access: EpisodeAccess, output: int | None
+    ) -> asyncio.subprocess.Process:
         """Start the process; its output goes to a pipe, or where this process's goes."""
         try:
             return await asyncio.create_subprocess_exec(
                 *self.words,
-                env={**os.environ, **place.environ},
+                env={**os.environ, **access.environ},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else asyncio.subprocess.STDOUT,
@@ -150,21 +154,21 @@ class Command(Program):
 
 @dataclass(frozen=True, slots=True)
 class Called(Program):
-    """A Python callable, which is called with the place of each episode.
+    """A Python callable, which is called with the `EpisodeAccess` of each episode.
 
     A coroutine function runs on the loop of the rollouts, any other in a thread. A thread cannot be
     ended: its requests are rejected after the episode.
     """
 
-    function: Callable[[Place], Any]
+    function: Callable[[EpisodeAccess], Any]
 
-    async def run(self, place: Place) -> None:
+    async def run(self, access: EpisodeAccess) -> None:
         """Call it and wait for its end."""
         try:
             if inspect.iscoroutinefunction(self.function):
-                await _not_exiting(self.function(place))
+                await _not_exiting(self.function(access))
             else:
-                await _in_thread(self.function, place)
+                await _in_thread(self.function, access)
         except AgentLost:
             raise
         except asyncio.CancelledError:
@@ -181,7 +185,7 @@ class Called(Program):
 class Elsewhere(Program):
     """A program that somebody else has started; it takes the episode from the gateway."""
 
-    async def run(self, place: Place) -> None:
+    async def run(self, access: EpisodeAccess) -> None:
         """Wait; the end of the episode cancels it."""
         await asyncio.Event().wait()
 
@@ -241,7 +245,7 @@ async def _not_exiting(work: Awaitable[Any]) -> None:
             raise RuntimeError(f"it exited with {end.code}") from None
 
 
-async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
+async def _in_thread(function: Callable[[EpisodeAccess], Any], access: EpisodeAccess) -> None:
     """Call it in a thread of its own: a pool's threads would be few, and one that hangs keeps its.
 
     What a cancelled call does further is ignored.
@@ -257,7 +261,7 @@ async def _in_thread(function: Callable[[Place], Any], place: Place) -> None:
     def call() -> None:
         error: BaseException | None = None
         try:
-            function(place)
+            function(access)
         except SystemExit as end:
             error = RuntimeError(f"it exited with {end.code}") if end.code else None
         except BaseException as raised:

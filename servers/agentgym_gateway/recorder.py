@@ -103,7 +103,7 @@ class Chats:
         self._end_ids = end_ids
         self._chats: OrderedDict[str, Chat] = OrderedDict()
 
-    def of(self, tools: Sequence[ToolSpec]) -> Chat:
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Chat:
         """The chat with these tools; raises `ConfigError` if the template cannot show them."""
         key = json.dumps([tool.as_function() for tool in tools], sort_keys=True)
         if key not in self._chats:
@@ -122,7 +122,7 @@ class Chats:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class RecordedRow:
     """A row in the making, and the calls whose turns it has."""
 
     tokens: EpisodeTokens
@@ -146,7 +146,7 @@ class RecordedCall:
     """What the text has before the reply that the agent got."""
     reasons: bool
     """Whether the text or an earlier one of the row contains reasoning."""
-    row: Row
+    row: RecordedRow
     size: tuple[int, int]
     """Completion tokens and turns of the row before this call."""
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -188,7 +188,7 @@ class EpisodeRecorder:
         self._tokenizer = tokenizer
         self._keep_reasoning = keep_reasoning
         self._calls: dict[bytes, RecordedCall] = {}
-        self.rows: list[Row] = []
+        self.rows: list[RecordedRow] = []
         self.conversations: list[object] = []
         """All names that the engine was given."""
         self._sampling: list[object] = []
@@ -199,7 +199,7 @@ class EpisodeRecorder:
 
         Every request that was prepared is ended by `sampled`.
         """
-        chat = self._chats.of(tools)
+        chat = self._chats.with_tools(tools)
         seed = json.dumps([tool.as_function() for tool in tools], sort_keys=True).encode()
         digests = _digests(seed, messages)
         shown = self._with_reasoning(for_template(messages), digests)
@@ -251,7 +251,7 @@ class EpisodeRecorder:
             row.tokens.add_observation(prepared.suffix)
         else:
             first = EpisodeTokens(list(prepared.prompt_ids))
-            row, size = Row(first, conversation=prepared.conversation), (0, 0)
+            row, size = RecordedRow(first, conversation=prepared.conversation), (0, 0)
             self.rows.append(row)
         row.tokens.add_response(generation)
         call = RecordedCall(

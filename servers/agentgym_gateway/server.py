@@ -25,14 +25,14 @@ from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_env.reasoning import reply_of
 from agentgym_env.request_bodies import BodyReader
 from agentgym_env.tools import ToolSpec
-from agentgym_gateway.environment import Rejected, describe, reward, step
+from agentgym_gateway.environment import Rejected, describe, reward, take_turn
 from agentgym_gateway.episode import (
-    Answer,
-    Finished,
+    FinishedEpisode,
     GatewayEpisode,
     Pending,
     Sampled,
-    turns_of,
+    SampledReply,
+    recorded_turns,
 )
 from agentgym_gateway.fields import IgnoredFields, read_json
 from agentgym_gateway.listener import Listener, admit, read_body
@@ -43,7 +43,7 @@ from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import EngineLost, Generation, GenerationEngine, Sampling
 from agentgym_train.rollout.chat import Chat
-from agentgym_train.rollout.tool_syntaxes import BadCall, Call, typed_arguments
+from agentgym_train.rollout.tool_syntaxes import BadCall, WrittenCall, typed_arguments
 
 _LETTERS: Final = string.ascii_letters + string.digits
 _CLAIM_S: Final = 30.0
@@ -133,9 +133,9 @@ class Gateway:
             ) from error
         self._listener = listener
         if self._address_file is not None:
-            place = {"base_url": self.base_url, "key": self.claim_key}
+            access = {"base_url": self.base_url, "key": self.claim_key}
             try:
-                _write_private(self._address_file, json.dumps(place))
+                _write_private(self._address_file, json.dumps(access))
             except OSError as error:
                 await self._stop()
                 raise ConfigError(
@@ -200,7 +200,7 @@ class Gateway:
 
     async def close_episode(
         self, episode: GatewayEpisode, *, keep_unheard: bool = False
-    ) -> Finished:
+    ) -> FinishedEpisode:
         """End an episode: its key is no longer valid, and running calls are cancelled.
 
         With `keep_unheard` replies that did not arrive are in the record if they may be why it
@@ -222,9 +222,9 @@ class Gateway:
         info = episode.info
         succeeded = bool(info.get("success")) if episode.success is None else episode.success
         posted = episode.reward or 0.0
-        return Finished(
+        return FinishedEpisode(
             rows=rows,
-            turns=turns_of(calls, episode),
+            turns=recorded_turns(calls, episode),
             outcome=episode.outcome,
             success=succeeded,
             score=float(info.get("score", 0.0) or 0.0) + posted,
@@ -235,9 +235,9 @@ class Gateway:
             asked=episode.asked,
         )
 
-    def offer(self, episode: GatewayEpisode, place: Mapping[str, str]) -> None:
+    def offer(self, episode: GatewayEpisode, environ: Mapping[str, str]) -> None:
         """Let a program elsewhere take the episode, by `POST /v1/episodes/claim`."""
-        self._offers.append((episode, place))
+        self._offers.append((episode, environ))
         self._offered.set()
 
     def _answering(
@@ -303,7 +303,7 @@ class Gateway:
 
     async def _answer(
         self, episode: GatewayEpisode, request: web.Request, raw: bytes, asked: Request
-    ) -> tuple[Answer, Pending]:
+    ) -> tuple[SampledReply, Pending]:
         """Sample a reply; a retry gets the one that was sampled, or waits for it."""
         named = request.headers.get("Idempotency-Key", "")
         repeats = bool(named) or request.headers.get("x-stainless-retry-count", "0") not in (
@@ -329,7 +329,7 @@ class Gateway:
         self._record(episode, answer)
         return answer, pending
 
-    async def _sampled(self, episode: GatewayEpisode, asked: Request) -> Answer:
+    async def _sampled(self, episode: GatewayEpisode, asked: Request) -> SampledReply:
         """Sample a reply and record it."""
         async with episode.slots or nullcontext():
             prepared, generation = await self._sample(episode, asked)
@@ -339,7 +339,7 @@ class Gateway:
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         if asked.logprobs:
             reply = replace(reply, logprobs=token_logprobs(self._tokenizer, generation))
-        answer = Answer(reply, Sampled(prepared, generation, text))
+        answer = SampledReply(reply, Sampled(prepared, generation, text))
         episode.asked = True
         self._record(episode, answer)
         return answer
@@ -399,7 +399,7 @@ class Gateway:
         said = f"the messages have {size}; the maximum context length is {most} tokens"
         return Rejected(400, "context_length_exceeded", said)
 
-    def _record(self, episode: GatewayEpisode, answer: Answer) -> None:
+    def _record(self, episode: GatewayEpisode, answer: SampledReply) -> None:
         """Record a reply that is not in the record."""
         sampled = answer.sampled
         if sampled is None or answer.call is not None:
@@ -427,7 +427,7 @@ class Gateway:
         text = chat.text_of(generation.token_ids)
         said, found = reply_of(text) or "", chat.calls_in(text)
         shown = text if said == text else said.strip()
-        good = [call for call in found if isinstance(call, Call)]
+        good = [call for call in found if isinstance(call, WrittenCall)]
         calls: list[dict[str, Any]] = []
         bad = any(isinstance(call, BadCall) or call.name not in tools for call in found)
         if good and not bad:
@@ -449,7 +449,7 @@ class Gateway:
         episode: GatewayEpisode,
         request: web.Request,
         asked: Request,
-        answer: Answer,
+        answer: SampledReply,
         pending: Pending,
     ) -> web.StreamResponse:
         """Send a reply; if no request for it is left, its call leaves the record."""
@@ -478,7 +478,7 @@ class Gateway:
                 self._take_back(episode, answer)
         return response
 
-    def _take_back(self, episode: GatewayEpisode, answer: Answer) -> None:
+    def _take_back(self, episode: GatewayEpisode, answer: SampledReply) -> None:
         """Remove a call whose reply nobody received; a retry records it again."""
         if answer.sampled is None or answer.call is None:
             return
@@ -501,7 +501,7 @@ class Gateway:
     async def _step(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
         body = read_json(await read_body(request, self._bodies))
-        return web.json_response(await step(episode, body if isinstance(body, dict) else {}))
+        return web.json_response(await take_turn(episode, body if isinstance(body, dict) else {}))
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         episode = self._episode(request)
@@ -543,7 +543,7 @@ def _is_there(request: web.Request) -> bool:
     return request.transport is not None and not request.transport.is_closing()
 
 
-def _api_call(call: Call, tool: ToolSpec, draws: random.Random) -> dict[str, Any]:
+def _api_call(call: WrittenCall, tool: ToolSpec, draws: random.Random) -> dict[str, Any]:
     identity = "".join(draws.choice(_LETTERS) for _ in range(9))
     arguments = json.dumps(typed_arguments(call.arguments, tool), ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
@@ -580,7 +580,7 @@ def _error(status: int, code: str, message: str, param: str | None = None) -> we
     return web.json_response(body, status=status, headers=headers)
 
 
-def _ended(episode: GatewayEpisode, digest: bytes, task: asyncio.Task[Answer]) -> None:
+def _ended(episode: GatewayEpisode, digest: bytes, task: asyncio.Task[SampledReply]) -> None:
     """A call has ended; of a failed one nothing stays, so that a retry samples anew."""
     episode.running.discard(task)
     if not task.cancelled() and task.exception() is None:

@@ -35,6 +35,6 @@ class GatewaySettings(Settings):
     model says: a failure at once, which counts in no rate."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> GatewaySettings:
+    def from_values(cls, values: Mapping[str, Any]) -> GatewaySettings:
         """The settings of a config's `agent`; raises `ConfigError` for an unknown key."""
         return made(cls, values, "agent")

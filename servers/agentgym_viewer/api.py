@@ -10,9 +10,9 @@ import msgspec
 from aiohttp import web
 
 from agentgym_env.errors import BadRequest
-from agentgym_viewer.episodes import Shelf
+from agentgym_viewer.episodes import EpisodeReader
 from agentgym_viewer.html_page import html_of
-from agentgym_viewer.index import Index, Place
+from agentgym_viewer.index import EpisodeIndex, EpisodeLocation
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.pictures import NoPicture, Pictures
 from agentgym_viewer.query import (
@@ -38,12 +38,12 @@ class Api:
     """The request handlers of a viewer."""
 
     def __init__(
-        self, runs: Runs, index: Index, indexer: Indexer, *, trusted: bool = False
+        self, runs: Runs, index: EpisodeIndex, indexer: Indexer, *, trusted: bool = False
     ) -> None:
         self._runs = runs
         self._index = index
         self._indexer = indexer
-        self._shelf = Shelf(index)
+        self._reader = EpisodeReader(index)
         self._pictures = Pictures(trusted=trusted)
         self._facets: tuple[int, dict[str, Any]] = (-1, {})
 
@@ -121,17 +121,17 @@ class Api:
 
     async def episode(self, request: web.Request) -> web.Response:
         """An episode, and the previous and next episode in the table."""
-        name, place = await self._place(request)
+        name, location = await self._location(request)
         asked = _asked(request)
 
         def found() -> dict[str, Any]:
             query = query_of(self._index, self._runs.ids, asked)
-            near = adjacent(self._index, query, place.id)
+            near = adjacent(self._index, query, location.id)
             return {
-                **self._shelf.page(self._runs.paths[name], place),
+                **self._reader.page(self._runs.paths[name], location),
                 "run": name,
-                "file": place.name,
-                "start": place.start,
+                "file": location.name,
+                "start": location.start,
                 **{key: self._public(row) if row else None for key, row in near.items()},
             }
 
@@ -139,10 +139,10 @@ class Api:
 
     async def related(self, request: web.Request) -> web.Response:
         """Other episodes of the same task in all runs, first those of the same group."""
-        _, place = await self._place(request)
+        _, location = await self._location(request)
 
         def found() -> list[dict[str, Any]]:
-            own = self._index.rows("SELECT * FROM episodes WHERE id = ?", (place.id,))[0]
+            own = self._index.rows("SELECT * FROM episodes WHERE id = ?", (location.id,))[0]
             asked = {"task": [own["task"]], "env": [own["env"]], "sort": ["-step"]}
             query = query_of(self._index, self._runs.ids, asked)
             rows = page_of(self._index, query, 0, _RELATED)
@@ -150,32 +150,32 @@ class Api:
             for row in rows:
                 row["group_mate"] = own["grp"] >= 0 and all(row[k] == own[k] for k in same)
             rows.sort(key=lambda row: not row["group_mate"])
-            return [self._public(row) for row in rows if row["id"] != place.id]
+            return [self._public(row) for row in rows if row["id"] != location.id]
 
         return await _answer(found)
 
     async def text(self, request: web.Request) -> web.Response:
         """A full text of an episode."""
-        name, place = await self._place(request)
+        name, location = await self._location(request)
         turn, field = _number(request, "turn", 0), request.query.get("field", "")
-        found = await _off(lambda: self._shelf.text(self._runs.paths[name], place, turn, field))
+        found = await _off(lambda: self._reader.text(self._runs.paths[name], location, turn, field))
         return _json({"text": found})
 
     async def tokens(self, request: web.Request) -> web.Response:
         """The episode's tokens."""
-        name, place = await self._place(request)
-        return await _answer(lambda: self._shelf.tokens(self._runs.paths[name], place))
+        name, location = await self._location(request)
+        return await _answer(lambda: self._reader.tokens(self._runs.paths[name], location))
 
     async def pictures(self, request: web.Request) -> web.Response:
         """The number of pictures, or the reason why there are none."""
-        name, place = await self._place(request)
+        name, location = await self._location(request)
 
         def found() -> dict[str, Any]:
-            episode = self._shelf.read(self._runs.paths[name], place)
+            episode = self._reader.read(self._runs.paths[name], location)
             if not self._pictures.draws(episode.env):
                 return {"count": 0, "why": ""}
             try:
-                return {"count": len(self._drawn(name, place)), "why": ""}
+                return {"count": len(self._drawn(name, location)), "why": ""}
             except NoPicture as error:
                 return {"count": 0, "why": str(error)}
 
@@ -183,27 +183,27 @@ class Api:
 
     async def picture(self, request: web.Request) -> web.Response:
         """A picture as PNG."""
-        name, place = await self._place(request)
+        name, location = await self._location(request)
         turn = _number(request, "turn", 0)
         try:
-            drawn = await asyncio.to_thread(self._drawn, name, place)
+            drawn = await asyncio.to_thread(self._drawn, name, location)
             return web.Response(body=drawn[turn], content_type="image/png")
         except (NoPicture, IndexError) as error:
             raise web.HTTPNotFound(text=str(error)) from error
 
     async def export_json(self, request: web.Request) -> web.Response:
         """The episode's line in its file."""
-        name, place = await self._place(request)
-        body = await _off(lambda: self._shelf.raw(self._runs.paths[name], place))
-        return _download(body, "application/json", f"{place.name}-{place.start}.json")
+        name, location = await self._location(request)
+        body = await _off(lambda: self._reader.raw(self._runs.paths[name], location))
+        return _download(body, "application/json", f"{location.name}-{location.start}.json")
 
     async def export_html(self, request: web.Request) -> web.Response:
         """The episode as a self-contained page."""
-        name, place = await self._place(request)
+        name, location = await self._location(request)
         body = await _off(
-            lambda: html_of(self._shelf.read(self._runs.paths[name], place), name, place)
+            lambda: html_of(self._reader.read(self._runs.paths[name], location), name, location)
         )
-        return _download(body.encode(), "text/html", f"{place.name}-{place.start}.html")
+        return _download(body.encode(), "text/html", f"{location.name}-{location.start}.html")
 
     async def export_lines(self, request: web.Request) -> web.StreamResponse:
         """All episodes that match the filters as JSON Lines, as in their files."""
@@ -215,29 +215,29 @@ class Api:
         await response.prepare(request)
         places = lines_of(self._index, query)
         while (batch := await asyncio.to_thread(next, places, None)) is not None:
-            for run, place in batch:
+            for run, location in batch:
                 line = await asyncio.to_thread(
-                    self._shelf.raw, self._runs.paths[self._runs.name_of(run)], place
+                    self._reader.raw, self._runs.paths[self._runs.name_of(run)], location
                 )
                 await response.write(line)
         return response
 
-    def _drawn(self, name: str, place: Place) -> list[bytes]:
+    def _drawn(self, name: str, location: EpisodeLocation) -> list[bytes]:
         run = self._runs.paths[name]
         settings = self._runs.config(name).get("env_kwargs")
-        key = (place.run, place.name, place.start)
-        return self._pictures.of(key, self._shelf.read(run, place), settings or {})
+        key = (location.run, location.name, location.start)
+        return self._pictures.picture_of(key, self._reader.read(run, location), settings or {})
 
     def _run(self, name: str) -> str:
         if name not in self._runs.paths:
             raise web.HTTPNotFound(text=f"there is no run {name[:100]!r}")
         return name
 
-    async def _place(self, request: web.Request) -> tuple[str, Place]:
-        """The run and place of a URL, both from the index: paths are never built from a URL."""
+    async def _location(self, request: web.Request) -> tuple[str, EpisodeLocation]:
+        """The run and location of a URL, both from the index: paths are never built from a URL."""
         name, file = self._run(request.match_info["run"]), request.match_info["file"]
         start = int(request.match_info["start"])
-        found = await asyncio.to_thread(self._index.place, self._runs.ids[name], file, start)
+        found = await asyncio.to_thread(self._index.location, self._runs.ids[name], file, start)
         if found is None:
             raise web.HTTPNotFound(text=f"{name} has no episode at byte {start} of {file[:100]}")
         return name, found

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Struct
 
 from agentgym_env.errors import ConfigError
-from agentgym_env.token_store import StoredTokens, read_pieces, unpack
+from agentgym_env.token_store import StoredTokens, read_pieces, unpack_tokens
 from agentgym_env.trajectory import Tokens
-from agentgym_viewer.index import Index, Place
+from agentgym_viewer.index import EpisodeIndex, EpisodeLocation
 
 CUT = 6_000
 """Maximum characters of a text in the first response; the page requests the rest if needed."""
@@ -31,7 +31,7 @@ class StoredTurn(Struct):
     cut: bool = False
 
 
-class Stored(Struct):
+class StoredEpisode(Struct):
     """A stored episode; missing fields get defaults. See `agentgym_env.trajectory`."""
 
     env: str = ""
@@ -56,35 +56,35 @@ class Stored(Struct):
     further_rows: list[Tokens] = []
 
 
-_STORED = msgspec.json.Decoder(Stored)
+_STORED = msgspec.json.Decoder(StoredEpisode)
 
 
-class Shelf:
+class EpisodeReader:
     """Reads the episodes of runs at the locations in the index."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: EpisodeIndex) -> None:
         self._index = index
         self._pieces: dict[Path, tuple[int, list[str]]] = {}
 
-    def raw(self, run: Path, place: Place) -> bytes:
+    def raw(self, run: Path, location: EpisodeLocation) -> bytes:
         """The episode's line in its file."""
-        path = run / "trajectories" / f"{place.name}.jsonl"
-        return _read_line(path, place.start, place.length)
+        path = run / "trajectories" / f"{location.name}.jsonl"
+        return _read_line(path, location.start, location.length)
 
-    def read(self, run: Path, place: Place) -> Stored:
+    def read(self, run: Path, location: EpisodeLocation) -> StoredEpisode:
         """The episode; raises `ConfigError` if its file changed after it was indexed."""
         try:
-            return _STORED.decode(self.raw(run, place))
+            return _STORED.decode(self.raw(run, location))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{place.name}.jsonl changed at the episode's position (byte {place.start}): "
+                f"{location.name}.jsonl changed at the episode's position (byte {location.start}): "
                 f"{error}. Search for it in the table again"
             ) from error
 
-    def page(self, run: Path, place: Place) -> dict[str, Any]:
+    def page(self, run: Path, location: EpisodeLocation) -> dict[str, Any]:
         """The episode for its page, without tokens and with long texts truncated."""
-        episode = self.read(run, place)
-        kept = self._kept(run, place)
+        episode = self.read(run, location)
+        kept = self._kept(run, location)
         rows = _rows(episode)
         is_kept = kept is not None and bool(kept.packed)
         means = kept.turn_advantages if kept is not None else []
@@ -93,7 +93,7 @@ class Shelf:
         return {
             **{
                 name: getattr(episode, name)
-                for name in Stored.__struct_fields__
+                for name in StoredEpisode.__struct_fields__
                 if name not in ("turns", "tokens", "further_rows", "seed")
             },
             # JavaScript's integers are exact up to 2**53.
@@ -117,9 +117,9 @@ class Shelf:
             "sampled_turns": len(means) or sum(len(row.turn_ends) for row in rows),
         }
 
-    def text(self, run: Path, place: Place, turn: int, field: str) -> str:
+    def text(self, run: Path, location: EpisodeLocation, turn: int, field: str) -> str:
         """A full text of the episode; turns are counted from 1, 0 is the start."""
-        episode = self.read(run, place)
+        episode = self.read(run, location)
         if turn == 0 and field in ("instruction", "observation", "error"):
             return str(getattr(episode, field) or "")
         if 1 <= turn <= len(episode.turns) and field in StoredTurn.__struct_fields__:
@@ -127,14 +127,14 @@ class Shelf:
             return info_text(found) if field == "info" else str(found)
         raise ConfigError(f"the episode has no text {field!r} at turn {turn}")
 
-    def tokens(self, run: Path, place: Place) -> dict[str, Any]:
+    def tokens(self, run: Path, location: EpisodeLocation) -> dict[str, Any]:
         """The episode's rows of tokens, their advantages if stored, and the text of each id."""
-        kept = self._kept(run, place)
+        kept = self._kept(run, location)
         advantages: list[float] | None = None
         if kept is not None and kept.packed:
-            rows, advantages = unpack(kept.packed)
+            rows, advantages = unpack_tokens(kept.packed)
         else:
-            rows = _rows(self.read(run, place))
+            rows = _rows(self.read(run, location))
         used = {i for row in rows for i in (*row.prompt_ids, *row.completion_ids)}
         every = self._pieces_of(run)
         return {
@@ -143,12 +143,12 @@ class Shelf:
             "pieces": {str(i): every[i] for i in sorted(used) if i < len(every)},
         }
 
-    def _kept(self, run: Path, place: Place) -> StoredTokens | None:
-        at = self._index.token_line(place)
+    def _kept(self, run: Path, location: EpisodeLocation) -> StoredTokens | None:
+        at = self._index.token_line(location)
         if at is None:
             return None
         try:
-            return _KEPT.decode(_read_line(run / "tokens" / f"{place.name}.jsonl", *at))
+            return _KEPT.decode(_read_line(run / "tokens" / f"{location.name}.jsonl", *at))
         except (OSError, ValueError, RecursionError):
             # The file was replaced; the indexer will read it again.
             return None
@@ -173,7 +173,7 @@ def info_text(info: Any) -> str:
     return json.dumps(info, indent=1, ensure_ascii=False) if info else ""
 
 
-def _rows(episode: Stored) -> list[Tokens]:
+def _rows(episode: StoredEpisode) -> list[Tokens]:
     return [] if episode.tokens is None else [episode.tokens, *episode.further_rows]
 
 

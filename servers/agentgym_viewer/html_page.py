@@ -6,8 +6,8 @@ import re
 from html import escape
 from typing import Any
 
-from agentgym_viewer.episodes import Stored
-from agentgym_viewer.index import Place
+from agentgym_viewer.episodes import StoredEpisode
+from agentgym_viewer.index import EpisodeLocation
 
 _STEERING = re.compile(
     "["
@@ -52,7 +52,7 @@ def name_of(character: str) -> str:
     return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
-def html_of(episode: Stored, run: str, place: Place) -> str:
+def html_of(episode: StoredEpisode, run: str, location: EpisodeLocation) -> str:
     """An episode as a self-contained page without scripts or external resources."""
     facts = {
         "environment": episode.env,
@@ -65,7 +65,7 @@ def html_of(episode: Stored, run: str, place: Place) -> str:
         "turns": f"{len(episode.turns)} (maximum {episode.horizon})",
         "step": episode.step if episode.step >= 0 else None,
         "seed": episode.seed,
-        "from": f"{run}, {place.name}.jsonl, byte {place.start}",
+        "from": f"{run}, {location.name}.jsonl, byte {location.start}",
         "error": episode.error,
     }
     rows = "".join(

@@ -55,7 +55,7 @@ _BIGGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpisodeLocation:
     """The location of an episode."""
 
     id: int
@@ -123,7 +123,7 @@ _SCHEMA = _TABLES.format(
 )
 
 
-class Index:
+class EpisodeIndex:
     """An SQLite file. Each thread has its own connection; only the indexer writes."""
 
     def __init__(self, path: Path) -> None:
@@ -188,20 +188,20 @@ class Index:
                 with self.writing() as connection:
                     connection.execute("DELETE FROM runs WHERE id = ?", (run["id"],))
 
-    def place(self, run: int, name: str, start: int) -> Place | None:
+    def location(self, run: int, name: str, start: int) -> EpisodeLocation | None:
         """The episode that starts at byte `start` of a run's file, if any."""
         found = self.rows(
             "SELECT id, run, name, start, length FROM episodes "
             "WHERE run = ? AND name = ? AND start = ?",
             (run, name, start),
         )
-        return Place(**found[0]) if found else None
+        return EpisodeLocation(**found[0]) if found else None
 
-    def token_line(self, place: Place) -> tuple[int, int] | None:
+    def token_line(self, location: EpisodeLocation) -> tuple[int, int] | None:
         """(start, length) of an episode's tokens in `tokens/NAME.jsonl`, if stored."""
         found = self.rows(
             "SELECT start, length FROM token_lines WHERE run = ? AND name = ? AND episode = ?",
-            (place.run, place.name, place.start),
+            (location.run, location.name, location.start),
         )
         return (found[0]["start"], found[0]["length"]) if found else None
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from agentgym_env.run_store import readable_files
-from agentgym_viewer.index import COLUMNS, Index, IndexedEpisode, Int64
+from agentgym_viewer.index import COLUMNS, EpisodeIndex, IndexedEpisode, Int64
 
 _HEAD_BYTES = 4096
 
@@ -55,7 +55,7 @@ _TOKEN_LINES = msgspec.json.Decoder(_TokenLine)
 class Indexer:
     """Follows the files of runs in a separate thread."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: EpisodeIndex) -> None:
         self._index = index
         self._runs: dict[int, Path] = {}
         self._asked = threading.Event()

@@ -14,7 +14,7 @@ import numpy as np
 from agentgym_env.errors import AgentGymError
 from agentgym_env.registry import env_class, registered
 from agentgym_env.trust import names_in, require_trust
-from agentgym_viewer.episodes import Stored
+from agentgym_viewer.episodes import StoredEpisode
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -56,8 +56,8 @@ class Pictures:
         except AgentGymError:
             return False
 
-    def of(
-        self, key: tuple[int, str, int], episode: Stored, settings: Mapping[str, Any]
+    def picture_of(
+        self, key: tuple[int, str, int], episode: StoredEpisode, settings: Mapping[str, Any]
     ) -> list[bytes]:
         """PNGs of the start and after each turn; `key` is the episode's run, file and position.
 
@@ -88,7 +88,7 @@ def _class_of(env_id: str) -> Any:
     return env_class(env_id)
 
 
-def _draw(episode: Stored, settings: Mapping[str, Any]) -> list[bytes]:
+def _draw(episode: StoredEpisode, settings: Mapping[str, Any]) -> list[bytes]:
     made = _class_of(episode.env)
     if _MODE not in made.metadata["render_modes"]:
         raise NoPicture(f"{episode.env} cannot be rendered")

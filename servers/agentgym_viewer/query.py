@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agentgym_env.errors import TEACHES, ConfigError
-from agentgym_viewer.index import COLUMNS, Index, Place
+from agentgym_viewer.index import COLUMNS, EpisodeIndex, EpisodeLocation
 
 EXACT: Final = {
     "file": "name",
@@ -50,7 +50,7 @@ _RANGE = re.compile(r"(-?\d*\.?\d+(?:e-?\d+)?)?(\.\.)?(-?\d*\.?\d+(?:e-?\d+)?)?"
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class EpisodeQuery:
     """Filters as SQL: a condition with its values, and the order."""
 
     where: str
@@ -60,7 +60,9 @@ class Query:
     descending: bool
 
 
-def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence[str]]) -> Query:
+def query_of(
+    index: EpisodeIndex, runs: Mapping[str, int], asked: Mapping[str, Sequence[str]]
+) -> EpisodeQuery:
     """Build the query for a page's parameters; raises `ConfigError` for an invalid filter.
 
     `runs` are the ids of all runs by name; without a `run` filter all of them are included.
@@ -92,10 +94,12 @@ def query_of(index: Index, runs: Mapping[str, int], asked: Mapping[str, Sequence
     by = _SORTS.get(sort.removeprefix("-"))
     if by is None:
         raise ConfigError(f"cannot sort by {sort!r}; choose from {', '.join(sorted(_SORTS))}")
-    return Query(" AND ".join(parts), tuple(values), by, sort.startswith("-"))
+    return EpisodeQuery(" AND ".join(parts), tuple(values), by, sort.startswith("-"))
 
 
-def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[str, Any]]:
+def page_of(
+    index: EpisodeIndex, query: EpisodeQuery, offset: int, limit: int
+) -> list[dict[str, Any]]:
     """Rows `offset` to `offset + limit` of a query's result."""
     way = "DESC" if query.descending else "ASC"
     found = index.rows(
@@ -106,7 +110,7 @@ def page_of(index: Index, query: Query, offset: int, limit: int) -> list[dict[st
     return [dict(row) for row in found]
 
 
-def count_of(index: Index, query: Query) -> dict[str, Any]:
+def count_of(index: EpisodeIndex, query: EpisodeQuery) -> dict[str, Any]:
     """Number of episodes and successes of a query, their mean reward and turns, and cut turns."""
     found = index.rows(
         "SELECT COUNT(*) AS total, SUM(success) AS solved, AVG(reward) AS reward, "
@@ -117,7 +121,9 @@ def count_of(index: Index, query: Query) -> dict[str, Any]:
     return dict(found[0])
 
 
-def adjacent(index: Index, query: Query, episode: int) -> dict[str, dict[str, Any] | None]:
+def adjacent(
+    index: EpisodeIndex, query: EpisodeQuery, episode: int
+) -> dict[str, dict[str, Any] | None]:
     """The rows before and after an episode in the order of a query."""
     here = index.rows(f"SELECT {query.column} AS k, id FROM episodes WHERE id = ?", (episode,))
     found: dict[str, dict[str, Any] | None] = {}
@@ -134,7 +140,7 @@ def adjacent(index: Index, query: Query, episode: int) -> dict[str, dict[str, An
     return found
 
 
-def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
+def facets(index: EpisodeIndex, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
     """[value, number of episodes] of each filter, the most frequent first; runs are numbers."""
     marks = _marks(runs)
     found: dict[str, list[list[Any]]] = {}
@@ -149,7 +155,7 @@ def facets(index: Index, runs: Sequence[int]) -> dict[str, list[list[Any]]]:
 
 
 def facets_among(
-    index: Index,
+    index: EpisodeIndex,
     runs: Mapping[str, int],
     asked: Mapping[str, Sequence[str]],
     every: Mapping[str, Sequence[Sequence[Any]]],
@@ -171,7 +177,7 @@ def facets_among(
     return found
 
 
-def played(index: Index, run: int) -> list[dict[str, Any]]:
+def played(index: EpisodeIndex, run: int) -> list[dict[str, Any]]:
     """Statistics of a run's episodes per file, environment and policy, without lost episodes."""
     lost = f"outcome NOT IN ({', '.join(repr(outcome) for outcome in sorted(TEACHES))})"
     rows = index.rows(
@@ -187,8 +193,10 @@ def played(index: Index, run: int) -> list[dict[str, Any]]:
     return [dict(row) for row in rows]
 
 
-def lines_of(index: Index, query: Query) -> Iterator[list[tuple[int, Place]]]:
-    """Batches of (run id, place) of a query's result, in the order of ids."""
+def lines_of(
+    index: EpisodeIndex, query: EpisodeQuery
+) -> Iterator[list[tuple[int, EpisodeLocation]]]:
+    """Batches of (run id, location) of a query's result, in the order of ids."""
     last = 0
     while True:
         rows = index.rows(
@@ -199,10 +207,10 @@ def lines_of(index: Index, query: Query) -> Iterator[list[tuple[int, Place]]]:
         if not rows:
             return
         last = rows[-1]["id"]
-        yield [(row["run"], Place(**row)) for row in rows]
+        yield [(row["run"], EpisodeLocation(**row)) for row in rows]
 
 
-def _matching(index: Index, runs: Sequence[int], text: str) -> tuple[str, list[Any]]:
+def _matching(index: EpisodeIndex, runs: Sequence[int], text: str) -> tuple[str, list[Any]]:
     if not index.finds_text:
         # SQLite without FTS5 cannot search texts: search the tasks only.
         return "instr(lower(task), lower(?)) > 0", [text.strip()]

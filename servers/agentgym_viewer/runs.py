@@ -13,7 +13,7 @@ from typing import Any
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore, is_inside, is_unicode, readable_files
 from agentgym_env.spaces import clean_text
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 
 _STILL_GOING_S = 90.0
 """A run without a summary is running if its files changed within this time."""
@@ -31,7 +31,7 @@ _WRITTEN = ("metrics.jsonl", "trajectories", "tokens", "checkpoints", "run.json"
 class Runs:
     """The runs in the given folders, by name."""
 
-    def __init__(self, roots: Sequence[Path], index: Index) -> None:
+    def __init__(self, roots: Sequence[Path], index: EpisodeIndex) -> None:
         self._roots = [root.resolve() for root in roots]
         self._index = index
         self.paths: dict[str, Path] = {}

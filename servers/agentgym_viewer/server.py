@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from agentgym_viewer.api import Api
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.runs import Runs
 
@@ -76,7 +76,7 @@ def make_app(
 
     `trusted` also renders environments whose settings contain code or addresses.
     """
-    index = Index(index_path)
+    index = EpisodeIndex(index_path)
     index.forget_runs_that_are_gone()
     runs = Runs(roots, index)
     indexer = Indexer(index)

@@ -25,7 +25,7 @@ from agentgym_servers.host.inline_host import Host
 from agentgym_servers.host.sessions import SessionTable
 from agentgym_train.config.read import CONFIGS, read_method_config
 from agentgym_train.data.formats import read_episodes
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from tests.viewer.viewing import as_line, episode
 from worlds import Guess
@@ -143,7 +143,7 @@ def test_lines_of_run_folders_hide_no_other_line(tmp_path):
     assert sum(e.task == "readable" for e in episodes) == len(lines)
     assert len(episodes) + len(broken) == len(rows)
     store.metrics()
-    index = Index(tmp_path / "index.sqlite")
+    index = EpisodeIndex(tmp_path / "index.sqlite")
     indexer = Indexer(index)
     try:
         indexer.follow({index.run_id(store.path): store.path})

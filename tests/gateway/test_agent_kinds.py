@@ -33,19 +33,19 @@ class Guesses(GatewayAgent):
     def program(self):
         return Called(self.play)
 
-    def play(self, place):
+    def play(self, access):
         import json, urllib.request
 
         def post(path, body):
             request = urllib.request.Request(
-                place.base_url + path,
+                access.base_url + path,
                 json.dumps(body).encode(),
-                {"Authorization": f"Bearer {place.api_key}", "Content-Type": "application/json"},
+                {"Authorization": f"Bearer {access.api_key}", "Content-Type": "application/json"},
             )
             with urllib.request.urlopen(request) as reply:
                 return json.load(reply)
 
-        post("/chat/completions", {"messages": [{"role": "user", "content": place.observation}]})
+        post("/chat/completions", {"messages": [{"role": "user", "content": access.observation}]})
         post("/episode/step", {"action": self.target})
 
 
@@ -78,7 +78,7 @@ class Raises(Idle):
     def program(self):
         return self
 
-    async def run(self, place):
+    async def run(self, access):
         raise OSError("gone")
 
 

@@ -20,7 +20,7 @@ from agentgym_env.cli import main
 from agentgym_env.errors import ConfigError
 from agentgym_env.process_guard import ProcessGuard
 from agentgym_env.run_store import RunStore
-from agentgym_gateway.programs import Place
+from agentgym_gateway.programs import EpisodeAccess
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.policy import PolicyConfig, RolloutLimits
 from agentgym_train.config.read import config_from
@@ -277,11 +277,11 @@ def test_callables_do_not_wait_for_one_another(model):
 
 
 def test_observations_that_no_variable_can_hold_are_cut(model):
-    place = Place("http://x/v1", "k", "t", 0, "a\0\ud800" + "é" * 200_000, "", 3)
-    text = place.environ["AGENTGYM_OBSERVATION"]
+    access = EpisodeAccess("http://x/v1", "k", "t", 0, "a\0\ud800" + "é" * 200_000, "", 3)
+    text = access.environ["AGENTGYM_OBSERVATION"]
     assert text.startswith("a\N{REPLACEMENT CHARACTER}é")
     assert len(text.encode()) <= 100_000
-    subprocess.run(["true"], env=place.environ, check=True)
+    subprocess.run(["true"], env=access.environ, check=True)
 
 
 def test_an_open_quote_in_a_command_is_a_wrong_setting(model):

@@ -13,7 +13,7 @@ from agentgym_env.tools import ToolSpec
 from agentgym_gateway.recorder import Chats, EpisodeRecorder
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation
-from agentgym_train.rollout.tool_syntaxes import Call
+from agentgym_train.rollout.tool_syntaxes import WrittenCall
 from tests.train.templates import APPEND_ONLY, REAL, real_tokenizer, tokenizer_with
 
 SEARCH = ToolSpec(
@@ -188,10 +188,10 @@ def random_episode(name, seed, calls):
         elif kind < 0.2 and messages[-1]["role"] == "user":
             messages = [user("Begin."), *messages[-1:]]
         tools = [SEARCH] if draw.random() < 0.7 else []
-        chat = played.chats.of(tools)
+        chat = played.chats.with_tools(tools)
         text = draw.choice(["yes", "no\nmore", "", 'say "<|im_end|>"', "<think>\nhm\n</think>\n\n"])
         if tools and draw.random() < 0.6:
-            text = chat._written([Call("search", {"query": f"q{number}"})])
+            text = chat._written([WrittenCall("search", {"query": f"q{number}"})])
         reply, _ = played.call(messages, text, tools, ended=draw.random() < 0.8, version=number)
         if reply.get("tool_calls"):
             answers = [

@@ -10,7 +10,7 @@ import pytest
 
 from agentgym_env import EnvClient, EnvironmentLost
 from agentgym_env.wire import CloseReply, CreateReply, CreateRequest, SessionRequest, WireError
-from agentgym_servers.host.channel import FIGURES, Answer, Channel, pack, read_frame
+from agentgym_servers.host.channel import FIGURES, Answer, Channel, pack_frame, read_frame
 from agentgym_servers.host.cluster import _Peer
 from agentgym_servers.host.codec import Codec
 from agentgym_servers.host.metrics import Figures
@@ -301,7 +301,7 @@ async def test_a_key_is_looked_for_in_every_process():
 async def test_the_process_that_replaces_a_peer_is_reached_by_the_first_call(tmp_path):
     async def answer(reader, writer):
         await read_frame(reader)
-        writer.write(pack(Answer(1, b'[{"session":"1.x"}]')))
+        writer.write(pack_frame(Answer(1, b'[{"session":"1.x"}]')))
         await writer.drain()
         await ended.wait()
         writer.close()

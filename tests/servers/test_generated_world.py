@@ -15,7 +15,7 @@ import pytest
 from agentgym_env.errors import BadRequest
 from agentgym_servers.worlds.search import corpora
 from agentgym_servers.worlds.search.answers import normal
-from agentgym_servers.worlds.search.corpora import World, encoded, open_world
+from agentgym_servers.worlds.search.corpora import SearchWorld, encoded, open_world
 from agentgym_servers.worlds.search.env import Search as SearchEnv
 from benchmarks.search_recall import Search, guess, one_search_recall, play, recall, right, searcher
 from tools.generated_world import timezones
@@ -40,13 +40,13 @@ KINDS_BY_HOPS = {
 
 
 @cache
-def world_of(corpus: str) -> World:
+def world_of(corpus: str) -> SearchWorld:
     """The world that comes with the package, or one that is made now."""
     return open_world(corpus) if corpus in SHIPPED else generate(WorldSpec.parse(corpus))
 
 
 @cache
-def searched(corpus: str) -> tuple[World, Search]:
+def searched(corpus: str) -> tuple[SearchWorld, Search]:
     world = world_of(corpus)
     return world, searcher(world.passages)
 
@@ -57,11 +57,11 @@ def read_through(corpus: str, question, search: Search):
     return play(expert(question.text), search)
 
 
-def every_question(world: World):
+def every_question(world: SearchWorld):
     return [question for split in ("train", "test") for question in world.questions[split]]
 
 
-def digest(world: World) -> str:
+def digest(world: SearchWorld) -> str:
     lines = [passage.contents for passage in world.passages]
     lines += [repr((q.id, q.text, q.answers, q.support)) for q in every_question(world)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

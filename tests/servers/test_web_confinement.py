@@ -12,7 +12,7 @@ import pytest
 from agentgym_servers.web.actions.calls import WIDGETS, Action, ActionProblem
 from agentgym_servers.web.actions.parse import parse_action
 from agentgym_servers.web.chromium.browser import ChromiumBrowser
-from agentgym_servers.web.chromium.messages import Act, Evaluate, StartSites, Value
+from agentgym_servers.web.chromium.messages import ActRequest, Evaluate, StartSites, Value
 from agentgym_servers.web.front.forward_gate import ProxyGate, _front
 from agentgym_servers.web.front.session_site import StaticSite
 from browsing import needs_chromium
@@ -89,7 +89,7 @@ def _front_listener(folder: Path):
 
 
 def goto(page, url):
-    page.seen = page.ask(Act(page.name, f"goto({url!r})"))
+    page.seen = page.ask(ActRequest(page.name, f"goto({url!r})"))
     return page
 
 
@@ -213,7 +213,7 @@ def test_nothing_is_saved_or_sent_from_the_disk(page, tmp_path):
     page.act(Action("tab_close"))
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
-    answer = page.ask(Act(page.name, f"upload_file('9', {str(secret)!r})"))
+    answer = page.ask(ActRequest(page.name, f"upload_file('9', {str(secret)!r})"))
     assert "upload_file" in answer.error
     assert run(page, "document.querySelector('#f').files.length") == 0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentgym_train.audit import audit
-from agentgym_train.audit.rules import apply
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.rules import check_rule
+from agentgym_train.audit.subject import AuditedModel
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.setup import CHATML
@@ -22,11 +22,13 @@ def subject_with(template=CHATML, settings=QUICK, engine=None, **model):
     for name, value in model.items():
         setattr(policy.config, name, value)
     sound = HFEngine(policy, tokenizer.pad_token_id)
-    return Subject("tiny", policy, tokenizer, settings, engine=engine(sound) if engine else sound)
+    return AuditedModel(
+        "tiny", policy, tokenizer, settings, engine=engine(sound) if engine else sound
+    )
 
 
 def findings(subject, *names):
-    return {name: apply(name, RULES[name], subject) for name in names or RULES}
+    return {name: check_rule(name, RULES[name], subject) for name in names or RULES}
 
 
 def failed(subject, *names):

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from trl import GRPOConfig, GRPOTrainer
 
 from agentgym_train.algorithms import LossSettings
-from agentgym_train.training.loss import PolicyLoss, token_weights
+from agentgym_train.training.loss import RLLoss, token_weights
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
 from agentgym_train.training.trl_rollout import trajectory_reward
@@ -157,7 +157,7 @@ def make_ours(
         reward_funcs=[trajectory_reward],
     )
     trainer.start_updates(
-        PolicyLoss(loss, beta, entropy_bonus),
+        RLLoss(loss, beta, entropy_bonus),
         max_tokens=max_tokens,
         temperature=TEMPERATURE,
         shared_rows=shared_rows,
@@ -183,7 +183,7 @@ def rows_to_train(
         prompt, completion = prompts[row], completions[row]
         ids.append([*inputs["prompt_ids"][row][prompt], *inputs["completion_ids"][row][completion]])
         masks.append([*[0] * int(prompt.sum()), *trained[row][completion].int().tolist()])
-    rows = TokenRows.of(ids, masks, torch.device("cpu"))
+    rows = TokenRows.from_lists(ids, masks, torch.device("cpu"))
     weights = token_weights(
         loss,
         trained.sum(1) if sizes is None else sizes,

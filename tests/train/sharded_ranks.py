@@ -28,7 +28,7 @@ def with_adapter() -> Any:
 
 for make in (lambda: tiny_model(seed=1), with_adapter):
     plain, sharded = make(), make()
-    assert GatheredModel().of(plain) is plain, "what is whole already is not copied"
+    assert GatheredModel().gather(plain) is plain, "what is whole already is not copied"
     base = sharded.get_base_model() if hasattr(sharded, "peft_config") else sharded
     for layer in base.model.layers:
         fully_shard(layer, mesh=mesh)
@@ -38,7 +38,7 @@ for make in (lambda: tiny_model(seed=1), with_adapter):
     whole = GatheredModel()
     outputs = []
     for step in range(2):
-        model = whole.of(sharded)
+        model = whole.gather(sharded)
         with torch.inference_mode():
             expected = plain(ids).logits
             # Were this a collective call, the process with fewer of them would never return.

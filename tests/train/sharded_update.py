@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from peft import LoraConfig
 
-from agentgym_train.training.loss import PolicyLoss
+from agentgym_train.training.loss import RLLoss
 from agentgym_train.training.reference import Reference
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.trainer import UNUSED
@@ -61,7 +61,7 @@ def steps(lora: dict[str, Any] | None) -> dict[str, Any]:
         peft_config=None if lora is None else LoraConfig(**lora),
     )  # fmt: skip
     assert trainer.accelerator.distributed_type == DistributedType.FSDP
-    trainer.start_updates(PolicyLoss(DEFAULT, beta=0.5), max_tokens=60, temperature=TEMPERATURE)
+    trainer.start_updates(RLLoss(DEFAULT, beta=0.5), max_tokens=60, temperature=TEMPERATURE)
     reference.prepare(trainer)
     trainer.copied = reference
     trainer.given = [own_rows(DEFAULT, processes, trainer.accelerator.process_index)]

@@ -106,8 +106,13 @@ def test_a_model_of_experts_with_a_router_loss_trains_with_its_own_engine(name, 
 
 
 def test_the_tolerance_is_the_audits():
-    assert Agreement.of([9e-5] * 1000, FULL).holds
-    assert Agreement.of([9e-5] * 999 + [9e-4], FULL).holds, "one in a thousand may differ by ten"
-    assert not Agreement.of([9e-5] * 999 + [2e-3], FULL).holds
-    assert not Agreement.of([2e-4] * 10, FULL).holds and Agreement.of([2e-4] * 10, HALF).holds
-    assert not Agreement.of([float("nan")], HALF).holds
+    assert Agreement.from_gaps([9e-5] * 1000, FULL).holds
+    assert Agreement.from_gaps([9e-5] * 999 + [9e-4], FULL).holds, (
+        "one in a thousand may differ by ten"
+    )
+    assert not Agreement.from_gaps([9e-5] * 999 + [2e-3], FULL).holds
+    assert (
+        not Agreement.from_gaps([2e-4] * 10, FULL).holds
+        and Agreement.from_gaps([2e-4] * 10, HALF).holds
+    )
+    assert not Agreement.from_gaps([float("nan")], HALF).holds

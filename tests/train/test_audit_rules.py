@@ -11,7 +11,7 @@ from tokenizers import normalizers
 from transformers import AddedToken
 
 from agentgym_train.audit import rules
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.subject import AuditedModel
 from agentgym_train.engines.base import EngineLost
 from agentgym_train.models.setup import CHATML
 from tests.train.auditing import QUICK, Wrapped, failed, findings, subject_with
@@ -198,7 +198,7 @@ def test_a_model_that_stops_inside_its_reasoning_fails():
     subject = subject_with(tokenizer, settings)
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     subject.model.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
-    again = Subject("tiny", subject.model, tokenizer, settings)
+    again = AuditedModel("tiny", subject.model, tokenizer, settings)
     found = findings(again, "end of turn")["end of turn"]
     assert found.status == "FAIL" and "inside a turn with reasoning" in found.detail
 

@@ -24,7 +24,14 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.files import local_path
-from agentgym_train.data.collect import CollectConfig, collect, collected, opened, play, starts_of
+from agentgym_train.data.collect import (
+    CollectConfig,
+    collect,
+    collected,
+    collection_starts,
+    opened,
+    play_starts,
+)
 from agentgym_train.data.datasets import read_demonstrations
 from agentgym_train.data.pairs import make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -214,7 +221,7 @@ def test_what_is_kept_may_change_and_nothing_is_played_for_it(tmp_path):
 
 def test_samples_of_one_start_share_their_world_and_starts_do_not(tmp_path):
     tasks = worlds.Guess.tasks
-    starts = starts_of(config(tmp_path, n=7, samples=2), tasks)
+    starts = collection_starts(config(tmp_path, n=7, samples=2), tasks)
     size = len(tasks.split("train"))
     assert len(starts) == 14
     by_group: dict[int, list] = {}
@@ -260,9 +267,9 @@ def test_lost_episodes_are_not_kept_and_are_played_when_asked_again(tmp_path):
         closing(local_server(TEXTCRAFT, own)) as server,
         RolloutRunner(TEXTCRAFT, [server.address]) as rollout_runner,
     ):
-        starts = starts_of(asked, rollout_runner.tasks)
+        starts = collection_starts(asked, rollout_runner.tasks)
         actors = killing(server.process.pid, [])
-        lost = play(store, rollout_runner, actors, starts, asked, "", QUIET)
+        lost = play_starts(store, rollout_runner, actors, starts, asked, "", QUIET)
     assert len(lost) > 0 and lines(tmp_path / "run") == 12 - len(lost)
     assert {t.outcome for t in lost} == {"environment_lost"}
     assert collect(asked, QUIET) == 0

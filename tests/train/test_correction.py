@@ -9,7 +9,7 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.read import config_from
-from agentgym_train.training.importance_sampling import ImportanceSampling, drift
+from agentgym_train.training.importance_sampling import ImportanceSampling, ratio_metrics
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 pytestmark = pytest.mark.usefixtures("guess_server")
@@ -96,11 +96,11 @@ def test_auto_trusts_an_engine_that_computes_as_the_trainer_does(kind, exact, ne
 
 
 def test_the_drift_is_of_the_sampled_tokens_alone():
-    found = drift(TRAINER, ENGINE, MASK)
+    found = ratio_metrics(TRAINER, ENGINE, MASK)
     assert found["engine/logprob_difference_max"] == pytest.approx(2.5)
     assert found["engine/logprob_difference_mean"] == pytest.approx((0.5 + 1.0 + 0 + 2.5) / 4)
     assert found["engine/kl"] >= 0
-    assert drift(TRAINER, TRAINER, torch.zeros_like(MASK)) == {}
+    assert ratio_metrics(TRAINER, TRAINER, torch.zeros_like(MASK)) == {}
 
 
 def test_an_engine_with_probabilities_of_its_own_is_weighed_in_a_step(tmp_path):

@@ -17,7 +17,7 @@ from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.worlds import World
-from agentgym_train.data.datasets import SFTDataset, check_turns
+from agentgym_train.data.datasets import SFTDataset, check_turn_lengths
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.engines.base import ScriptedEngine
 from agentgym_train.evaluation.report import figures_of, reports_of
@@ -30,7 +30,7 @@ from agentgym_train.runs.agent_evol import _demonstrations
 from agentgym_train.runs.methods import method_of
 from agentgym_train.runs.summary import last_words, summary
 from agentgym_train.training.dpo import DPODataset
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.query import played
 from tests.gateway.test_gateway import Says, chat, client_of, gateway_of, user
@@ -187,7 +187,7 @@ def test_the_viewer_counts_cut_turns(tmp_path):
     store = small_run(tmp_path / "run")
     turns = [Turn("r", "x", "o", cut=n < 2) for n in range(3)]
     store.append_trajectories("eval_before", [episode(9, turns=turns)])
-    index = Index(tmp_path / "index.sqlite")
+    index = EpisodeIndex(tmp_path / "index.sqlite")
     run = index.run_id(store.path)
     indexer = Indexer(index)
     indexer.follow({run: store.path})
@@ -302,11 +302,11 @@ def test_the_sentence_of_the_rejection():
     shown = msgspec.structs.replace(demonstration(), turns=[Turn("x", "x", "y")] * 400)
     tokens = shown, [demonstration_row([34] * 200 + [16] * 200)]
     with pytest.raises(ConfigError) as caught:
-        check_turns([tokens], 16)
+        check_turn_lengths([tokens], 16)
     assert str(caught.value).startswith(
         "200 of 400 demonstrated turns exceed turn_max_tokens=16; the longest has 34."
     )
-    check_turns([tokens], 34)
+    check_turn_lengths([tokens], 34)
 
 
 def demonstration_row(sizes):

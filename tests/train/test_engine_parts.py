@@ -17,7 +17,7 @@ from agentgym_train.engines.hf.contexts import float32_head
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.engines.hf.kv_batch import KVBatch
 from agentgym_train.engines.update_gate import UpdateGate
-from agentgym_train.engines.vllm.fleet import Fleet
+from agentgym_train.engines.vllm.pool import VLLMPool
 from agentgym_train.engines.vllm.process import command_line, engine_values
 from agentgym_train.engines.vllm.server import VLLMServerEngine
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
@@ -127,7 +127,7 @@ async def test_when_no_server_answers_the_turn_waits_and_then_is_lost_with_what_
 async def test_conversations_stay_with_their_server_and_new_ones_go_to_the_idlest():
     wire = VLLMWire(5.0)
     a, b = Member("http://a"), Member("http://b")
-    fleet = Fleet([a, b], wire, wait_s=1.0)
+    fleet = VLLMPool([a, b], wire, wait_s=1.0)
     homes = [await fleet.choose(name) for name in "wxyz"]
     assert homes == [a, b, a, b]
     a.in_flight = 9

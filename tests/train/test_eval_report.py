@@ -27,8 +27,8 @@ from agentgym_train.evaluation.report import (
 from agentgym_train.evaluation.tables import (
     MAX_CATEGORIES,
     as_csv,
-    as_json,
     draw_if_possible,
+    evaluation_json,
     grids_of,
     report_bars,
 )
@@ -222,7 +222,7 @@ def test_a_chart_has_a_bar_with_its_interval_per_row_and_group_and_not_too_many(
 def test_json_holds_what_was_asked_and_what_was_found():
     each = {"a": played(1, 1, 1, 0), "b": played(0, 0, 1, 0)}
     reports = reports_of(PLAN, each)
-    found = json.loads(as_json(PLAN, reports, comparisons_of(PLAN, each, None)))
+    found = json.loads(evaluation_json(PLAN, reports, comparisons_of(PLAN, each, None)))
     assert found["evaluation"]["horizon"] == 9
     assert EvalReport.from_dict(found["reports"]["a"]) == reports["a"]
     assert found["comparisons"][0]["effect"] == -0.5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentgym_env.errors import BadRequest
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_train.data.files import read_rows, write_rows
-from agentgym_train.data.formats import FORMATS, episode_of, read_episodes, rows_of
+from agentgym_train.data.formats import FORMATS, episode_of, export_rows, read_episodes
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NUMBER = st.integers(0, 9).map(float)
@@ -50,7 +50,7 @@ def episode(words: str = "ab", success: bool = True, **changes: object) -> Traje
 
 
 def written(path: Path, episodes: list[Trajectory], form: str, **options: object) -> Path:
-    write_rows(path, rows_of(episodes, form, **options))
+    write_rows(path, export_rows(episodes, form, **options))
     return path
 
 
@@ -80,7 +80,7 @@ def test_tokens_can_be_left_out(tmp_path):
 def test_conversations_are_agentgyms_own_rows(tmp_path):
     context = Turn("look", "look", "dark", 0.0, {"loss": False})
     told = episode(turns=[context, *episode("a").turns])
-    (row,) = rows_of([told], "conversations")
+    (row,) = export_rows([told], "conversations")
     assert row["item_id"].startswith("textcraft_")
     assert [(m["from"], m["loss"], m["value"]) for m in row["conversations"]] == [
         ("human", None, "Rules."), ("gpt", False, "OK."), ("human", None, "First."),
@@ -91,7 +91,7 @@ def test_conversations_are_agentgyms_own_rows(tmp_path):
 def test_edited_flags_of_a_row_count():
     context = Turn("look", "look", "dark", 0.0, {"loss": False, "step": 3})
     told = episode(turns=[context, *episode("a").turns])
-    (row,) = rows_of([told], "conversations")
+    (row,) = export_rows([told], "conversations")
     flagged = [m for m in row["conversations"] if m["from"] == "gpt"]
     flagged[1]["loss"], flagged[2]["loss"] = True, False
     first, second, *_ = episode_of(row).turns
@@ -101,7 +101,7 @@ def test_edited_flags_of_a_row_count():
 def test_an_item_id_is_agentgyms_number_where_it_has_one(tmp_path):
     from agentgym_servers.worlds.textcraft.env import original_task
 
-    rows = rows_of([episode(task=original_task(17)), episode(task="made up")], "conversations")
+    rows = export_rows([episode(task=original_task(17)), episode(task="made up")], "conversations")
     assert [row["item_id"] for row in rows] == ["textcraft_17", "textcraft_made up"]
 
 
@@ -157,7 +157,7 @@ def test_agentgyms_rows_go_out_again_as_they_came(tmp_path):
     came = agentgym_rows()[:1]
     path = tmp_path / "x.json"
     path.write_text(json.dumps(came))
-    (row,) = rows_of(read_episodes(path).trajectories, "conversations")
+    (row,) = export_rows(read_episodes(path).trajectories, "conversations")
     assert row["item_id"] == came[0]["item_id"]
     ours, theirs = row["conversations"], came[0]["conversations"]
     # The acknowledgement, on which there never is a loss, is ours.
@@ -215,7 +215,7 @@ def test_a_row_of_pairs_is_no_episode(tmp_path):
 
 def test_texts_that_somebody_changed_count(tmp_path):
     came = episode("ab", tokens=Tokens([1], [2], [1], [0.0], [0], [1]))
-    (row,) = rows_of([came], "messages")
+    (row,) = export_rows([came], "messages")
     row["messages"][2]["content"] = "Action:\nc"
     path = tmp_path / "edited.jsonl"
     path.write_text(json.dumps(row))

@@ -9,7 +9,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_train.data.files import write_rows
-from agentgym_train.data.formats import rows_of
+from agentgym_train.data.formats import export_rows
 from tests.train.small import textcraft_tokenizer, tiny_model
 from tests.train.test_formats import SUFFIX, episode
 
@@ -28,7 +28,7 @@ COLUMNS = {
 
 def loaded(folder, form: str, array: bool = False):
     path = folder / f"{form}.{SUFFIX[array]}"
-    count = write_rows(path, rows_of(EPISODES * 4, form))
+    count = write_rows(path, export_rows(EPISODES * 4, form))
     data = load_dataset(
         "json", data_files=str(path), split="train", cache_dir=str(folder / "cache")
     )

@@ -8,7 +8,13 @@ import pytest
 
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore, read_lines
-from agentgym_env.token_store import StoredTokens, pack, read_pieces, unpack, write_pieces
+from agentgym_env.token_store import (
+    StoredTokens,
+    pack_tokens,
+    read_pieces,
+    unpack_tokens,
+    write_pieces,
+)
 from agentgym_env.trajectory import Tokens
 from agentgym_train.training.token_writer import pieces_of
 from tests.train.small import textcraft_tokenizer
@@ -22,7 +28,7 @@ ROWS = [
 
 
 def test_what_is_packed_comes_back():
-    rows, advantages = unpack(pack(ROWS, [0.5, 0.0, -2.0, 1.0]))
+    rows, advantages = unpack_tokens(pack_tokens(ROWS, [0.5, 0.0, -2.0, 1.0]))
     assert rows == ROWS
     assert advantages == [0.5, 0.0, -2.0, 1.0]
 
@@ -33,15 +39,15 @@ def test_packed_tokens_are_small():
         [-((i * 7919) % 1000) / 999 if i // 50 % 2 else 0.0 for i in range(2000)],
         [3 if i // 50 % 2 else -1 for i in range(2000)], list(range(100, 2001, 100)),
     )  # fmt: skip
-    assert len(pack([row], [0.5 * m for m in row.loss_mask])) < 4 * 2500
+    assert len(pack_tokens([row], [0.5 * m for m in row.loss_mask])) < 4 * 2500
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"nothing", pack(ROWS, [1.0] * 4)[:-9], zlib.compress(b"\x93\x01")]
+    "damaged", [b"", b"nothing", pack_tokens(ROWS, [1.0] * 4)[:-9], zlib.compress(b"\x93\x01")]
 )
 def test_damaged_bytes_are_refused(damaged):
     with pytest.raises(BadRequest, match="cannot be read"):
-        unpack(damaged)
+        unpack_tokens(damaged)
 
 
 def test_pieces_join_to_the_text_they_are_of(tmp_path):
@@ -79,7 +85,7 @@ def test_a_step_keeps_its_first_groups_tokens_and_everybodys_advantages(tmp_path
         assert (light.task, light.tokens) == (trajectory.task, None)
         assert len(one.turn_advantages) == len(trajectory.turns)
         if one.packed:
-            rows, advantages = unpack(one.packed)
+            rows, advantages = unpack_tokens(one.packed)
             assert [r.completion_ids for r in rows] == [trajectory.tokens.completion_ids]
             assert rows[0].logprobs == pytest.approx(trajectory.tokens.logprobs, abs=1e-6)
             assert rows[0].versions == trajectory.tokens.versions

@@ -22,7 +22,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.config.read import config_from
 from agentgym_train.runs import launch
 from agentgym_train.runs.launch import launch_if_asked
-from agentgym_train.runs.preflight import ASKED, Place, place
+from agentgym_train.runs.preflight import ASKED, ProcessRank, process_rank
 from tests.train.command import MAIN, Command, finish
 from tests.train.small import merged
 from tests.train.test_policy_age import MORE_SIGNAL
@@ -142,15 +142,19 @@ def test_two_processes_on_cpus_of_which_accelerate_starts_one_are_refused(tmp_pa
 
 
 def test_a_process_knows_its_place():
-    assert place({}) == Place(0, 1)
-    assert place({"WORLD_SIZE": "4", "RANK": "3"}) == Place(3, 4)
-    assert place({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}) == Place(1, 2)
-    assert place({"WORLD_SIZE": "2", "RANK": "0", ASKED: "2"}).is_first
+    assert process_rank({}) == ProcessRank(0, 1)
+    assert process_rank({"WORLD_SIZE": "4", "RANK": "3"}) == ProcessRank(3, 4)
+    assert process_rank({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}) == ProcessRank(
+        1, 2
+    )
+    assert process_rank({"WORLD_SIZE": "2", "RANK": "0", ASKED: "2"}).is_first
     launched = {"ACCELERATE_MIXED_PRECISION": "no"}
-    assert place(launched) == Place(0, 1)
+    assert process_rank(launched) == ProcessRank(0, 1)
     # Sharded on one GPU: torchrun, and one process is what was asked for.
-    assert place({**launched, "WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "1"}) == Place(0, 1)
-    assert place({**launched, "MASTER_PORT": "29500", ASKED: "1"}) == Place(0, 1)
+    assert process_rank(
+        {**launched, "WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": "1"}
+    ) == ProcessRank(0, 1)
+    assert process_rank({**launched, "MASTER_PORT": "29500", ASKED: "1"}) == ProcessRank(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +168,7 @@ def test_a_process_knows_its_place():
 )
 def test_fewer_processes_than_were_asked_for_are_refused(environ, said):
     with pytest.raises(BadRequest, match=said):
-        place(environ)
+        process_rank(environ)
 
 
 @pytest.fixture

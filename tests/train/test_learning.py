@@ -73,7 +73,7 @@ def test_a_parcel_that_is_only_taken_is_no_success():
 def test_differences_are_paired_and_have_t_intervals(figures):
     control, other = [0.2, 0.3, 0.4], [0.5, 0.6, 1.0]
     results = [*kept("control", control), *kept("a", other)]
-    _, row = figures.Comparison.of(results, "control").rows
+    _, row = figures.Comparison.from_results(results, "control").rows
     assert row.difference == pytest.approx(0.4)  # 0.3, 0.3, 0.6
     half = stats.t.ppf(0.975, 2) * sqrt(0.03) / sqrt(3)
     assert row.difference_error == pytest.approx(half, rel=1e-3)
@@ -83,7 +83,7 @@ def test_differences_are_paired_and_have_t_intervals(figures):
 
 def test_the_comparison_is_written_as_markdown_json_and_a_plot(figures, tmp_path):
     results = [*kept("control", [0.4, 0.5]), *kept("grpo", [0.8, 0.9])]
-    comparison = figures.Comparison.of(results, "control")
+    comparison = figures.Comparison.from_results(results, "control")
     for curves in (True, False):
         markdown, values, picture = comparison.write(tmp_path, "the command", curves=curves)
         lines = markdown.read_text().splitlines()

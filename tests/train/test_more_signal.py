@@ -45,10 +45,10 @@ def test_the_penalty_on_long_episodes_is_that_of_the_paper():
     penalty = OverlongPenalty(limit=100, zone=20)
     for length, expected in ((79, 0), (80, 0), (90, 0.5), (100, 1), (140, 1)):
         played = episode("1", 1.0, length=length - 1)  # and a prompt of one token
-        assert penalty.of(played) == pytest.approx(expected)
+        assert penalty(played) == pytest.approx(expected)
         batch = token_batch([played], 1, 150, 0, overlong=penalty)
         assert batch.rewards.tolist() == [[pytest.approx(1 - expected)]]
-    assert OverlongPenalty(100, 0).of(episode("1", 1.0, length=100)) == 0
+    assert OverlongPenalty(100, 0)(episode("1", 1.0, length=100)) == 0
 
 
 @pytest.mark.slow

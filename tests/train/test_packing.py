@@ -74,23 +74,23 @@ def test_rows_that_belong_together_stay_together(lengths, budget, shared_rows):
 def rows() -> TokenRows:
     """Prompt 7 8 and completion 1 2; prompt 9 and completion 3 4 5."""
     masks = [[0, 0, 1, 1], [0, 1, 0, 1]]
-    return TokenRows.of([[7, 8, 1, 2], [9, 3, 4, 5]], masks, torch.device("cpu"))
+    return TokenRows.from_lists([[7, 8, 1, 2], [9, 3, 4, 5]], masks, torch.device("cpu"))
 
 
 def test_padding_is_never_scored_and_is_left_out_of_a_part():
-    rows = TokenRows.of(
+    rows = TokenRows.from_lists(
         [[7, 8], [9, 3, 4, 5], [6, 1]], [[0, 1], [1] * 4, [0, 1]], torch.device("cpu")
     )
     assert rows.ids.tolist() == [[7, 8, 0, 0], [9, 3, 4, 5], [6, 1, 0, 0]]
     assert rows.trained.int().tolist() == [[0, 1, 0, 0], [0, 1, 1, 1], [0, 1, 0, 0]]
     part = rows.take([2, 0])
     assert part.ids.tolist() == [[6, 1], [7, 8]] and part.lengths.tolist() == [2, 2]
-    layout = Layout.of(rows, shared_rows=False)
+    layout = Layout.from_rows(rows, shared_rows=False)
     assert layout.predictors.tolist() == [0, 4, 5, 6, 8]
 
 
 def test_padded_rows_are_scored_where_the_token_before_stands(rows):
-    layout = Layout.of(rows, shared_rows=False)
+    layout = Layout.from_rows(rows, shared_rows=False)
     assert layout.input_ids.tolist() == [[7, 8, 1, 2], [9, 3, 4, 5]]
     assert layout.position_ids is None
     assert layout.predictors.tolist() == [1, 2, 4, 6]
@@ -100,8 +100,10 @@ def test_padded_rows_are_scored_where_the_token_before_stands(rows):
 
 
 def test_a_shared_row_holds_the_episodes_one_after_the_other_each_from_position_zero():
-    rows = TokenRows.of([[7, 8, 1], [9, 3, 4, 5]], [[0, 1, 1], [0, 1, 0, 1]], torch.device("cpu"))
-    layout = Layout.of(rows, shared_rows=True)
+    rows = TokenRows.from_lists(
+        [[7, 8, 1], [9, 3, 4, 5]], [[0, 1, 1], [0, 1, 0, 1]], torch.device("cpu")
+    )
+    layout = Layout.from_rows(rows, shared_rows=True)
     assert layout.input_ids.tolist() == [[7, 8, 1, 9, 3, 4, 5]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
     assert layout.predictors.tolist() == [0, 1, 3, 5]
@@ -128,10 +130,10 @@ def test_episodes_share_a_row_only_where_nothing_carries_one_into_the_next(
 
 def test_varlen_attention_gets_the_boundaries_of_packed_episodes():
     lengths = [5, 2, 9]
-    rows = TokenRows.of(
+    rows = TokenRows.from_lists(
         [list(range(3, 3 + n)) for n in lengths], [[1] * n for n in lengths], torch.device("cpu")
     )
-    layout = Layout.of(rows, shared_rows=True)
+    layout = Layout.from_rows(rows, shared_rows=True)
     model, seen = tiny_model(), []
 
     def probe(module, query, key, value, mask, **further):
@@ -147,7 +149,7 @@ def test_varlen_attention_gets_the_boundaries_of_packed_episodes():
         assert one["cu_seq_lens_q"].dtype == torch.int32
         assert one["max_length_q"] == one["max_length_k"] == 9
     assert len(seen) == model.config.num_hidden_layers
-    assert Layout.of(rows, shared_rows=False).arguments().keys() == {"input_ids"}
+    assert Layout.from_rows(rows, shared_rows=False).arguments().keys() == {"input_ids"}
 
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

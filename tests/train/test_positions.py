@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.audit.model_rules import RULES
-from agentgym_train.audit.rules import apply
-from agentgym_train.audit.subject import Subject
+from agentgym_train.audit.rules import check_rule
+from agentgym_train.audit.subject import AuditedModel
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.policy import PolicyConfig
@@ -115,8 +115,8 @@ def test_an_audit_reports_positions_and_fails_beyond_them():
 
     def finding(**changes):
         settings = AuditSettings(**changes)
-        subject = Subject("tiny", tiny_model(), textcraft_tokenizer(), settings)
-        return apply("positions", rule, subject)
+        subject = AuditedModel("tiny", tiny_model(), textcraft_tokenizer(), settings)
+        return check_rule("positions", rule, subject)
 
     assert (finding().status, finding().detail) == ("pass", "8192 positions, max_tokens 4096")
     failed = finding(max_tokens=9000)
@@ -124,8 +124,8 @@ def test_an_audit_reports_positions_and_fails_beyond_them():
     assert failed.detail == "max_tokens is 9000, but the model has 8192 positions"
     assert "to at most 8192" in failed.remedy
     gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **OLD_SIZE))
-    subject = Subject("gpt2", gpt2, textcraft_tokenizer(), AuditSettings())
-    lowered = apply("positions", rule, subject)
+    subject = AuditedModel("gpt2", gpt2, textcraft_tokenizer(), AuditSettings())
+    lowered = check_rule("positions", rule, subject)
     assert lowered.detail == "256 positions, max_tokens 256"
 
 

@@ -35,7 +35,7 @@ LOST = episode([row([1], [1])], [0.0], "engine_lost")
 
 
 def test_rows_of_an_episode_follow_all_first_rows():
-    rows = Rows.of([CUT, LOST, WHOLE], FILLER)
+    rows = Rows.from_trajectories([CUT, LOST, WHOLE], FILLER)
     assert [r.completion_ids for r in rows.tokens] == [
         [10, 11, 12], [FILLER], [40, 41, 42, 43], [20, 21], [30],
     ]  # fmt: skip
@@ -52,7 +52,7 @@ def test_rows_of_an_episode_follow_all_first_rows():
 
 
 def test_algorithms_see_the_rows_of_an_episode_as_one():
-    rows = Rows.of([CUT, WHOLE], FILLER)
+    rows = Rows.from_trajectories([CUT, WHOLE], FILLER)
     batch = token_batch([CUT, WHOLE], 2, rows.width, FILLER)
     assert batch.loss_mask.tolist() == [[1, 0, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]]
     assert batch.turn_ends.tolist() == [[1, 3, 5, 6], [2, 4, 0, 0]]
@@ -60,7 +60,7 @@ def test_algorithms_see_the_rows_of_an_episode_as_one():
 
 
 def test_values_go_from_episodes_to_rows_and_back():
-    rows = Rows.of([CUT, WHOLE], FILLER)
+    rows = Rows.from_trajectories([CUT, WHOLE], FILLER)
     values = torch.tensor([[1.0, 2, 3, 4, 5, 6], [7, 8, 9, 10, 0, 0]])  # (B, V)
     in_rows = rows.to_rows(values, rows.to_train(torch.device("cpu")).ids)  # (R, W)
     assert in_rows.tolist() == [
@@ -72,7 +72,7 @@ def test_values_go_from_episodes_to_rows_and_back():
 
 def test_rows_whose_prompts_differ_in_length_go_back_to_their_episodes():
     long = episode([Tokens([1, 2, 3], [4, 5], [1, 1], [0.0] * 2, [0] * 2, [2])], [1.0])
-    rows = Rows.of([WHOLE, long], FILLER)
+    rows = Rows.from_trajectories([WHOLE, long], FILLER)
     values = torch.tensor([[7.0, 8, 9, 10], [1, 2, 0, 0]])
     in_rows = rows.to_rows(values, rows.to_train(torch.device("cpu")).ids)
     assert in_rows.tolist() == [[0, 7, 8, 9, 10], [0, 0, 0, 1, 2]]

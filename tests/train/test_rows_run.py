@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from agentgym_env.run_store import RunStore, read_lines
-from agentgym_env.token_store import StoredTokens, unpack
+from agentgym_env.token_store import StoredTokens, unpack_tokens
 from tests.train.test_launching import UNEVEN, train_in
 from tests.train.test_run import write_config
 
@@ -32,7 +32,7 @@ def test_two_processes_with_unequal_numbers_of_rows_take_the_steps_of_one(tmp_pa
         played, _ = RunStore.open(folder).trajectories("train")
         kept, _ = read_lines(folder / "tokens" / "train.jsonl", StoredTokens)
         assert [len(k.turn_advantages) for k in kept] == [len(t.turns) for t in played]
-        assert any(len(unpack(k.packed)[0]) > 1 for k in kept), "a context was cut"
+        assert any(len(unpack_tokens(k.packed)[0]) > 1 for k in kept), "a context was cut"
     one, two = (RunStore.open(folder).metrics()[0] for folder in runs.values())
     for mine, its in zip(one, two, strict=True):
         assert mine["sampled_tokens"] > 0 and "critic/loss" in mine and "kl" in mine

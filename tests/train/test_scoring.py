@@ -54,12 +54,12 @@ def one_by_one(model, rows):
 def in_one_pass(model, rows, shared_rows=False):
     """(logprobs, entropies) of the trained tokens, row by row."""
     add_scoring(model, TEMPERATURE)
-    batch = TokenRows.of(
+    batch = TokenRows.from_lists(
         [prompt + completion for prompt, completion, _ in rows],
         [[0] * len(prompt) + mask for prompt, _, mask in rows],
         torch.device("cpu"),
     )
-    layout = Layout.of(batch, shared_rows=shared_rows)
+    layout = Layout.from_rows(batch, shared_rows=shared_rows)
     found = model(**layout.arguments(), scored_at=layout.predictors, scored_ids=layout.labels)
     for values in found:
         spread = layout.spread(values)

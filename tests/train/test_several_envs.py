@@ -21,7 +21,7 @@ from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.algorithms import make_algorithm
 from agentgym_train.algorithms.base import advantages_per_env
 from agentgym_train.config.read import config_from, method_config, read_config
-from agentgym_train.config.worlds import file_name
+from agentgym_train.config.worlds import env_file_name
 from agentgym_train.data.collect import FilteredEpisodes
 from agentgym_train.data.datasets import SFTDataset
 from agentgym_train.data.tokenize import EpisodeTokenizer
@@ -218,7 +218,7 @@ def test_sft_and_dpo_are_evaluated_in_every_environment(tmp_path, method):
     summary = store.read_json("summary.json")
     assert set(summary["after"]) == {TEXTCRAFT, hosting.GUESS}
     assert summary["envs"][TEXTCRAFT] == {"eval_split": "test", "eval_horizon": 2}
-    episodes, _ = store.trajectories(f"eval_after-{file_name(hosting.GUESS)}")
+    episodes, _ = store.trajectories(f"eval_after-{env_file_name(hosting.GUESS)}")
     assert {e.horizon for e in episodes} == {3} and {e.instruction for e in episodes} == {"Guess."}
     store.write_json("summary.json", {**summary, "success_after": 0.5})
     commands = [command for command, _ in next_commands(trainer.args, store)]
@@ -250,7 +250,7 @@ def test_an_entry_has_its_own_prompt_in_learning_too(tmp_path):
         for episode, prompt in ((demonstration(), "Craft."), (there, others)):
             assert made.chat_of(episode).start("") == Chat(tokenizer, prompt).start("")
         filtered = FilteredEpisodes(selected=[demonstration(), there])
-        rows = SFTDataset.of(config, tokenizer, filtered, []).rows
+        rows = SFTDataset.from_episodes(config, tokenizer, filtered, []).rows
         expected = [made.rows(e)[0].prompt_ids for e in (demonstration(), there)]
         assert [
             row["input_ids"][: len(ids)] for row, ids in zip(rows, expected, strict=True)
@@ -272,7 +272,7 @@ def test_a_stored_report_is_not_repeated(tmp_path):
     assert found == {TEXTCRAFT: report}
     several = RunStore.create(tmp_path / "several", {})
     for world in worlds:
-        several.write_json(f"eval_before-{file_name(world.env_id)}.json", report.as_dict())
+        several.write_json(f"eval_before-{env_file_name(world.env_id)}.json", report.as_dict())
     config = config_from({**NEEDED, "envs": [{"env": world.env_id} for world in worlds]})
     evaluate_worlds(config, Worlds(worlds), pytest.fail, several, QUIET, "eval_before")
     assert several.read_json("eval_before.json")["agentgym/BabyAI-v0"]["success"] == 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.rollout.buffer import Batch
+from agentgym_train.rollout.buffer import GroupBatch
 from agentgym_train.rollout.groups import Group
 from agentgym_train.training.step_metrics import Step, StepShare
 
@@ -26,8 +26,8 @@ def share(*episodes, rejected=(), dropped=0, step=5, seconds=1.5, env=0):
     """What one process says of a step with one group of these episodes."""
     old = [Group(0, "old") for _ in range(dropped)]
     replaced = [Group(0, "t", episodes=list(rejected), rejected="dull")] if rejected else []
-    return StepShare.of(
-        Batch([Group(env, "t", episodes=list(episodes))], replaced, old), step, seconds
+    return StepShare.from_batch(
+        GroupBatch([Group(env, "t", episodes=list(episodes))], replaced, old), step, seconds
     )
 
 

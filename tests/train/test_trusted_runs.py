@@ -25,7 +25,7 @@ from agentgym_train.config.trust import NESTED, names_in_run, trust_option
 from agentgym_train.config.worlds import World
 from agentgym_train.runs import launch
 from agentgym_train.runs.stored import resumed_config
-from agentgym_viewer.episodes import Stored
+from agentgym_viewer.episodes import StoredEpisode
 from agentgym_viewer.pictures import NoPicture, Pictures
 from tests.env.test_trust import agentgym, folder
 from tests.train.small import save_tiny_policy
@@ -301,13 +301,13 @@ class Drawn(TextEnv):
 
 def test_pictures_are_drawn_with_settings_that_name_code_only_if_trusted(folder):
     register("tests/Drawn-v0", "tests.train.test_trusted_runs:Drawn")
-    episode = Stored(env="tests/Drawn-v0", task="1", observation="Go.")
+    episode = StoredEpisode(env="tests/Drawn-v0", task="1", observation="Go.")
     key, settings = (1, "p", 0), {"judge": "evil:reply"}
     with pytest.raises(NoPicture, match=r"env_kwargs\.judge='evil:reply'.*--trust"):
-        Pictures().of(key, episode, settings)
+        Pictures().picture_of(key, episode, settings)
     assert not (folder / "imported").exists()
-    assert len(Pictures().of(key, episode, {})) == 1
-    assert len(Pictures(trusted=True).of(key, episode, settings)) == 1
+    assert len(Pictures().picture_of(key, episode, {})) == 1
+    assert len(Pictures(trusted=True).picture_of(key, episode, settings)) == 1
     assert (folder / "imported").exists()
 
 

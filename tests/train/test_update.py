@@ -14,7 +14,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from agentgym_train.algorithms import LossSettings
 from agentgym_train.training.dpo import AgentDPOTrainer
-from agentgym_train.training.loss import PolicyLoss, RowScores
+from agentgym_train.training.loss import RLLoss, RowScores
 from agentgym_train.training.rl import RLTrainer
 from agentgym_train.training.sft import AgentSFTTrainer
 from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
@@ -129,7 +129,7 @@ def test_the_gradient_is_exactly_zero_at_every_unsampled_position(name):
     logprobs = (torch.rand(rows.ids.shape) - 3).requires_grad_()
     rows = replace(rows, old=logprobs.detach() + 0.01, advantages=rows.advantages + 0.5)
     scores = RowScores(logprobs, torch.zeros(rows.ids.shape), torch.zeros(rows.ids.shape))
-    PolicyLoss(settings, **more)(scores, rows).loss.backward()
+    RLLoss(settings, **more)(scores, rows).loss.backward()
     assert not logprobs.grad[~rows.trained].any()
     assert logprobs.grad[rows.trained].any()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from agentgym_train.audit.episodes import trained_spans
-from agentgym_train.audit.subject import Template
+from agentgym_train.audit.subject import TemplateRenderer
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.rollout.tool_calls import ToolCalls, ToolResult
 from agentgym_train.rollout.tool_syntaxes import call_id
@@ -14,7 +14,7 @@ from agentgym_train.training.batch import Rows, token_batch
 _MARK = "XMARKX"
 
 
-class Separators(Template):
+class Separators(TemplateRenderer):
     """Also renders what the template writes between two replies."""
 
     def after_reply(self, observation, results=()):
@@ -102,7 +102,7 @@ def check_separators(row, turns, chat, template, form):
 
 def check_batch(trajectories, exchanges, pad_id):
     """The tensors of algorithms have the masks of the rows, and rewards at their turns' ends."""
-    rows = Rows.of(trajectories, pad_id).tokens
+    rows = Rows.from_trajectories(trajectories, pad_id).tokens
     width = max(len(row.completion_ids) for row in rows)
     batch = token_batch(trajectories, 2, width, pad_id)
     for number, (row, made) in enumerate(zip(rows, exchanges, strict=True)):

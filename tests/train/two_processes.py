@@ -51,7 +51,7 @@ def step(
         per_device_train_batch_size=8 // processes, **more,
     )  # fmt: skip
     trainer.given = [own_rows(loss, processes, rank)]
-    made = [len(part.rows) for part in trainer.update.microbatches.of(trainer.given[0])]
+    made = [len(part.rows) for part in trainer.update.microbatches.split(trainer.given[0])]
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     row = trainer.state.log_history[0]

@@ -10,9 +10,9 @@ import cdp
 from agentgym_env.run_store import RunStore
 from agentgym_env.token_store import write_pieces
 from agentgym_env.trajectory import Tokens, Turn
-from agentgym_viewer.episodes import Stored, StoredTurn
+from agentgym_viewer.episodes import StoredEpisode, StoredTurn
 from agentgym_viewer.html_page import _STEERING, html_of, visible
-from agentgym_viewer.index import Place
+from agentgym_viewer.index import EpisodeLocation
 from cdp import needs_chromium
 from tests.viewer.viewing import episode, viewer, watched
 
@@ -118,9 +118,9 @@ async def test_an_address_that_lies_is_answered_by_words(tmp_path):
 def test_an_exported_page_holds_text_alone():
     turns = [StoredTurn(text, f"do {text}", text) for text in ALL]
     told = html_of(
-        Stored(env=SCRIPT, task=BREAKOUT, observation=ESCAPES, turns=turns, error=SCRIPT),
+        StoredEpisode(env=SCRIPT, task=BREAKOUT, observation=ESCAPES, turns=turns, error=SCRIPT),
         TURNED,
-        Place(1, 1, BREAKOUT, 0, 10),
+        EpisodeLocation(1, 1, BREAKOUT, 0, 10),
     )
     tags = set(re.findall(r"<(/?[a-zA-Z!][a-zA-Z0-9]*)", told))
     assert tags <= {"!doctype", *_TAGS, *(f"/{tag}" for tag in _TAGS)}
@@ -133,7 +133,11 @@ def test_an_exported_page_holds_text_alone():
 async def test_an_exported_page_opens_alone_and_runs_nothing(tmp_path):
     turns = [StoredTurn(text, text, text) for text in ALL]
     file = tmp_path / "one.html"
-    file.write_text(html_of(Stored(task=SCRIPT, turns=turns), "run", Place(1, 1, "train", 0, 1)))
+    file.write_text(
+        html_of(
+            StoredEpisode(task=SCRIPT, turns=turns), "run", EpisodeLocation(1, 1, "train", 0, 1)
+        )
+    )
     async with cdp.chromium() as browser:
         page = await browser.page()
         await page.goto(file.as_uri())

@@ -15,7 +15,7 @@ from itertools import islice
 import pytest
 
 from agentgym_env.run_store import RunStore
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.query import adjacent, count_of, page_of, query_of
 from agentgym_viewer.runs import Runs
@@ -47,7 +47,7 @@ def big(tmp_path_factory) -> RunStore:
 
 @pytest.fixture(scope="module")
 def indexed(big, tmp_path_factory):
-    index = Index(tmp_path_factory.mktemp("index") / "i.sqlite")
+    index = EpisodeIndex(tmp_path_factory.mktemp("index") / "i.sqlite")
     runs = Runs([big.path], index)
     indexer = Indexer(index)
     indexer.follow({runs.ids[name]: path for name, path in runs.paths.items()})
@@ -62,7 +62,7 @@ def indexed(big, tmp_path_factory):
 
 
 @contextmanager
-def instructions(index: Index, at_most: int) -> Iterator[None]:
+def instructions(index: EpisodeIndex, at_most: int) -> Iterator[None]:
     """Interrupts what takes more instructions: an `sqlite3.OperationalError`."""
     used, step = [0], 1000
 

@@ -12,8 +12,8 @@ import pytest
 from agentgym_env.errors import BadRequest
 from agentgym_env.run_store import RunStore
 from agentgym_viewer import indexer as indexing
-from agentgym_viewer.episodes import Shelf
-from agentgym_viewer.index import Index
+from agentgym_viewer.episodes import EpisodeReader
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.query import (
     adjacent,
@@ -32,7 +32,7 @@ class Shown:
     """Runs that are indexed here and now, without the thread."""
 
     def __init__(self, *roots: Path, index: Path) -> None:
-        self.index = Index(index)
+        self.index = EpisodeIndex(index)
         self.runs = Runs(roots, self.index)
         self.indexer = Indexer(self.index)
         self.read()
@@ -196,7 +196,7 @@ def test_a_store_with_lines_of_rubbish_shows_all_others(tmp_path, show):
     assert "line 2 and 5 more could not be read" in shown.runs.missing("run")[0]
     place = shown.index.place(1, "train", path.stat().st_size - len(sparse))
     assert place is not None
-    assert Shelf(shown.index).page(store.path, place)["task"] == "sparse"
+    assert EpisodeReader(shown.index).page(store.path, place)["task"] == "sparse"
 
 
 @pytest.mark.parametrize("name", ["run.json", "summary.json", "report.json"])
@@ -317,7 +317,7 @@ def test_an_index_of_another_version_is_made_anew(tmp_path, show):
 def test_a_file_that_is_no_index_is_not_touched(tmp_path):
     (tmp_path / "i.sqlite").write_text("my letters to my aunt " * 100)
     with pytest.raises(BadRequest, match="is not an index"):
-        Index(tmp_path / "i.sqlite")
+        EpisodeIndex(tmp_path / "i.sqlite")
     assert (tmp_path / "i.sqlite").read_text().startswith("my letters")
 
 
@@ -342,7 +342,7 @@ def test_evaluations_below_the_folder_of_all_runs_are_found_with_their_success(t
     small_run(evaluation.path / "inside")
     reports = {"reports": {"expert": {"success": 1.0}, "random": {"success": 0.125}, "odd": 3}}
     (evaluation.path / "report.json").write_text(json.dumps(reports))
-    runs = Runs([tmp_path / "runs"], Index(tmp_path / "i.sqlite"))
+    runs = Runs([tmp_path / "runs"], EpisodeIndex(tmp_path / "i.sqlite"))
     assert sorted(runs.paths) == ["textcraft", "train"]
     assert runs.facts("textcraft")["evaluated"] == [1.0, 0.125, None]
     assert runs.facts("train")["evaluated"] == []
@@ -397,7 +397,7 @@ def test_a_folder_of_trajectories_that_links_out_of_its_run_is_named_with_the_re
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(BadRequest, match="no run in"):
-        Runs([tmp_path], Index(tmp_path / "i.sqlite"))
+        Runs([tmp_path], EpisodeIndex(tmp_path / "i.sqlite"))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from aiohttp import web
 
 import cdp
 from agentgym_env.run_store import RunStore
-from agentgym_env.token_store import StoredTokens, pack, write_pieces
+from agentgym_env.token_store import StoredTokens, pack_tokens, write_pieces
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_viewer.server import make_app
 
@@ -102,7 +102,7 @@ def kept() -> bytes:
         versions=[m * (1 + i // 6) - (1 - m) for i, m in enumerate(mask)],
         turn_ends=[2, 7, 12],
     )
-    return pack([row], [0.5, 0.5, 0, 0, 0, -0.5, -0.5, 0, 0, 0, 1.0, 1.0])
+    return pack_tokens([row], [0.5, 0.5, 0, 0, 0, -0.5, -0.5, 0, 0, 0, 1.0, 1.0])
 
 
 @asynccontextmanager

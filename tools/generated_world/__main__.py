@@ -13,13 +13,13 @@ import lzma
 import re
 from pathlib import Path
 
-from agentgym_servers.worlds.search.corpora import World, encoded
+from agentgym_servers.worlds.search.corpora import SearchWorld, encoded
 from tools.generated_world import generate, timezones
 from tools.generated_world.facts import WorldSpec, unfold
 from tools.generated_world.searches import with_searches
 
 
-def make(corpus: str) -> World:
+def make(corpus: str) -> SearchWorld:
     """The world of a corpus with the expert's searches: `timezones`, or a `WorldSpec` as a line."""
     if corpus == timezones.NAME:
         facts = timezones.zone_facts(timezones.read_table())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentgym_servers.worlds.search.corpora import World
+from agentgym_servers.worlds.search.corpora import SearchWorld
 from tools.generated_world.facts import (
     ARTICLED,
     HALVES,
@@ -59,7 +59,7 @@ solver = Solver(LANGUAGE)
 """Solves the questions of every generated world; it knows how they are worded, and no fact."""
 
 
-def generate(spec: WorldSpec) -> World:
+def generate(spec: WorldSpec) -> SearchWorld:
     """The world of a spec: the same on every machine, and in every process."""
     facts = unfold(spec)
     writer = Writer(facts, Draws("prose", spec.seed))
@@ -82,7 +82,7 @@ def generate(spec: WorldSpec) -> World:
         words = Words(LANGUAGE, mention, choose)
         asker = Asker(corpus, HalfSampler(facts, draws, half), words, WEIGHTS)
         questions[split] = draws.shuffled(asker.ask(split, sizes[split], spec.hops))
-    return World(str(spec), passages, questions)
+    return SearchWorld(str(spec), passages, questions)
 
 
 def _mention(entity: Entity) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from agentgym_servers.worlds.search.corpora import FactSearch, Question, World
+from agentgym_servers.worlds.search.corpora import FactSearch, Question, SearchWorld
 from agentgym_servers.worlds.search.setup import embedded_index
 from tools.generated_world.facts import FactBase
 from tools.generated_world.grammar import Reading, Understanding
@@ -18,7 +18,7 @@ BestPassage = Callable[[str], str | None]
 """Query -> the title of the best matching passage."""
 
 
-def with_searches(world: World, facts: FactBase, language: Language) -> World:
+def with_searches(world: SearchWorld, facts: FactBase, language: Language) -> SearchWorld:
     """The world with the expert's searches for each of its questions.
 
     The queries for a fact go on until the best passage of one is the fact's own: an expert that is

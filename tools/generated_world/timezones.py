@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import cos, hypot, radians
 
-from agentgym_servers.worlds.search.corpora import World
+from agentgym_servers.worlds.search.corpora import SearchWorld
 from agentgym_servers.worlds.search.retrieval.passages import Passage
 from tools.generated_world.facts import Day, Draws, Entity, FactBase, Measure, Relation, names_in
 from tools.generated_world.grammar import OneSearch, Solver, Words
@@ -248,7 +248,7 @@ _WEIGHTS = {
 _ASKED = (*PHRASES, "latitude", "longitude", "nearest", "zone")
 
 
-def timezones() -> World:
+def timezones() -> SearchWorld:
     """Countries, their zones and the zones' reference places; no country is in both splits."""
     facts = zone_facts(read_table())
     draws = Draws(NAME, "prose")
@@ -268,7 +268,7 @@ def timezones() -> World:
         words = Words(LANGUAGE, str, choose)
         asker = Asker(corpus, _ZoneSampler(facts, own, half), words, _WEIGHTS)
         questions[split] = own.shuffled(asker.ask(split, size, (1, 2, 3, 4)))
-    return World(NAME, passages, questions)
+    return SearchWorld(NAME, passages, questions)
 
 
 class _ZoneSampler:

@@ -54,7 +54,7 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedTurn:
     """A turn that is finished or cancelled."""
 
     request: TurnRequest
@@ -157,7 +157,7 @@ class TurnBatch:
         both[places] = logits
         self._logits = both
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[FinishedTurn]:
         """Sample a token for each turn; returns the turns that finish with it."""
         assert self._kv is not None  # for the type checker: somebody joined
         before = [row for row, request in enumerate(self._rows) if not request.done]
@@ -167,7 +167,7 @@ class TurnBatch:
             request = self._rows[row]
             request.done = request.done or request.reply.cancelled()
             if request.done:
-                finished.append(Finished(request, self._cache_of(row)))
+                finished.append(FinishedTurn(request, self._cache_of(row)))
         live = [row for row, request in enumerate(self._rows) if not request.done]
         if not live:
             self._rows, self._kv = [], None

@@ -21,7 +21,7 @@ from torch import Tensor
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import HFSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.hf.batch import Finished, TurnBatch, TurnRequest
+from agentgym_train.engines.hf.batch import FinishedTurn, TurnBatch, TurnRequest
 from agentgym_train.engines.hf.contexts import (
     Copies,
     dense_attention,
@@ -234,7 +234,7 @@ class HFEngine:
                 for request in done:
                     _on_its_loop(request, self._answer)
 
-    def _keep(self, finished: Finished) -> TurnRequest:
+    def _keep(self, finished: FinishedTurn) -> TurnRequest:
         request = finished.request
         if finished.cache is not None:
             self._caches[request.conversation] = (request.cached, finished.cache)

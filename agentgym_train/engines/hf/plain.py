@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from agentgym_train.engines.hf.batch import Finished, TurnRequest
+from agentgym_train.engines.hf.batch import FinishedTurn, TurnRequest
 from agentgym_train.engines.hf.choice import choose
 from agentgym_train.models.positions import layer_kinds
 from agentgym_train.models.weights import base_model
@@ -73,7 +73,7 @@ class PlainBatch:
                 logits, cache = self._forward(request.ids[kept.length :], kept.cache)
             self._rows.append(_Row(request, cache, logits))
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[FinishedTurn]:
         """Sample a token for each turn; returns the turns that finish with it."""
         finished = []
         for row in self._rows:
@@ -86,7 +86,7 @@ class PlainBatch:
             ended = request.left < 1 or token in request.sampling.stop_ids
             request.done = ended or request.reply.cancelled()
             if request.done:
-                finished.append(Finished(request, self._cache_of(row)))
+                finished.append(FinishedTurn(request, self._cache_of(row)))
             else:
                 ids = [token] if row.cache is not None else request.ids + request.token_ids
                 row.logits, row.cache = self._forward(ids, row.cache)

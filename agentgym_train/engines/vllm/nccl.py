@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentgym_env.errors import MissingExtra
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.engines.vllm.transports import Transport
+from agentgym_train.engines.vllm.transports import WeightTransport
 from agentgym_train.engines.vllm.wire import Member, VLLMWire
 from agentgym_train.models.weights import checkpoint_weights
 
@@ -31,7 +31,7 @@ except ImportError as error:
     ) from error
 
 
-class NCCLTransport(Transport):
+class NCCLTransport(WeightTransport):
     """Sends weights over one communicator per server, so that a restarted server joins alone."""
 
     def __init__(self, wire: VLLMWire, address: str, port: int) -> None:

@@ -18,12 +18,12 @@ from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings
 from agentgym_train.engines.base import EngineLost, Generation, Sampling
 from agentgym_train.engines.update_gate import UpdateGate
-from agentgym_train.engines.vllm.fleet import Fleet
+from agentgym_train.engines.vllm.pool import VLLMPool
 from agentgym_train.engines.vllm.process import READER
 from agentgym_train.engines.vllm.transports import (
     AdapterTransport,
     FileTransport,
-    Transport,
+    WeightTransport,
     sends_adapters,
 )
 from agentgym_train.engines.vllm.wire import Member, Unreachable, VLLMWire
@@ -73,7 +73,7 @@ class VLLMServerEngine:
         self._label: str | None = None
         """Label of the current weights on the servers; None before the first update."""
         self._wire = VLLMWire(settings.request_timeout_s, api_key)
-        self._fleet = Fleet(members, self._wire, settings.wait_s, directory)
+        self._fleet = VLLMPool(members, self._wire, settings.wait_s, directory)
         self._transport = self._make_transport(settings, adapters)
         self._gate = UpdateGate()
 
@@ -132,7 +132,7 @@ class VLLMServerEngine:
         if self._is_first:
             self._transport.close()
 
-    def _make_transport(self, settings: ServerSettings, adapters: bool) -> Transport:
+    def _make_transport(self, settings: ServerSettings, adapters: bool) -> WeightTransport:
         if settings.transport == "nccl":
             from agentgym_train.engines.vllm.nccl import NCCLTransport
 

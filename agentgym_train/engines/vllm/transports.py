@@ -17,7 +17,7 @@ from agentgym_train.engines.vllm.wire import Broken, Member, VLLMWire
 from agentgym_train.models.weights import TOKENS_WITH_ADAPTERS, adapters_of, checkpoint_weights
 
 
-class Transport:
+class WeightTransport:
     """Publishes a version of the weights once, and sends it to paused servers."""
 
     def publish(self, model: Any, label: str) -> None:
@@ -47,7 +47,7 @@ class Transport:
         """Make it so; the server is not paused."""
 
 
-class FileTransport(Transport):
+class FileTransport(WeightTransport):
     """Writes weights to a safetensors file that trainer and servers see under the same path.
 
     The file exists until the next version is published, so that any process of the run can send

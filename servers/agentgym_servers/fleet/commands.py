@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from agentgym_env.entry_points import plugin
 from agentgym_env.errors import ConfigError, MissingExtra
-from agentgym_servers.fleet.spec import Group
+from agentgym_servers.fleet.spec import ServerGroup
 
 FLEET_SERVERS: Final = "agentgym.fleet_servers"
 """Entry points of the servers that other packages have, by kind."""
@@ -27,7 +27,7 @@ class Launch(Struct, frozen=True):
     env: dict[str, str] = {}
 
 
-def launch_of(group: Group, host: str, port: int, token: str, folder: Path) -> Launch:
+def launch_of(group: ServerGroup, host: str, port: int, token: str, folder: Path) -> Launch:
     """How to start a server of a group; `folder` is for files that it reads."""
     if group.kind == "env":
         return _env_launch(group, host, port, token, folder)
@@ -39,7 +39,7 @@ def launch_of(group: Group, host: str, port: int, token: str, folder: Path) -> L
     return Launch(argv, {**updatable, "VLLM_API_KEY": token})
 
 
-def _env_launch(group: Group, host: str, port: int, token: str, folder: Path) -> Launch:
+def _env_launch(group: ServerGroup, host: str, port: int, token: str, folder: Path) -> Launch:
     taken = sorted(_OURS.intersection(group.options))
     if taken:
         raise ConfigError(f"the fleet sets {', '.join(taken)} itself; remove it from options")

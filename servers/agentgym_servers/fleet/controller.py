@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from agentgym_servers.fleet.directory_server import Listing
 from agentgym_servers.fleet.replica import Report
-from agentgym_servers.fleet.spec import Fleet, Group
+from agentgym_servers.fleet.spec import Fleet, ServerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class ReplicaHandle(Protocol):
 class ReplicaLauncher(Protocol):
     """Starts replicas, and finds those of a controller that ended."""
 
-    def start(self, name: str, group: Group, avoided: Collection[str]) -> ReplicaHandle:
+    def start(self, name: str, group: ServerGroup, avoided: Collection[str]) -> ReplicaHandle:
         """Start a replica on a machine that is not avoided."""
         ...
 
@@ -267,7 +267,7 @@ class FleetController:
         if report.state == "failed" and (before is None or before.state != "failed"):
             self._record(f"{_name(member)} cannot start: {_brief(report.error)}")
 
-    def _count_for(self, name: str, group: Group) -> int:
+    def _count_for(self, name: str, group: ServerGroup) -> int:
         """How many servers the group needs for its load; it shrinks only after a while."""
         limits, now = group.limits, time.monotonic()
         before = min(max(self._wanted.get(name, limits.min), limits.min), limits.max)
@@ -290,7 +290,7 @@ class FleetController:
             self._record(f"{name} has a load of {load}: {before} -> {needed} servers")
         return needed
 
-    def _reconcile_group(self, name: str, group: Group) -> None:
+    def _reconcile_group(self, name: str, group: ServerGroup) -> None:
         """Start one server that is missing, or drain one that is too many."""
         wanted = self._wanted[name]
         staying = [m for m in self._members if m.group == name and m.draining_since is None]
@@ -320,7 +320,7 @@ class FleetController:
         leaves = member.report is not None and member.report.node in self._avoided
         return group is not None and member.digest == group.digest() and not leaves
 
-    def _start(self, name: str, group: Group) -> None:
+    def _start(self, name: str, group: ServerGroup) -> None:
         handle = self._launcher.start(name, group, self._avoided)
         self._members.append(_Member(name, group.digest(), handle))
 

@@ -23,7 +23,7 @@ from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_servers.fleet.controller import FleetController, Lost, ReplicaHandle
 from agentgym_servers.fleet.directory_server import serve_directory
 from agentgym_servers.fleet.replica import Replica, Report
-from agentgym_servers.fleet.spec import Fleet, Group
+from agentgym_servers.fleet.spec import Fleet, ServerGroup
 
 try:
     import ray
@@ -359,7 +359,7 @@ class RayLauncher:
         self._prefix = f"{_REPLICA}{fleet}:"
         self._token = token
 
-    def start(self, name: str, group: Group, avoided: Collection[str]) -> ReplicaHandle:
+    def start(self, name: str, group: ServerGroup, avoided: Collection[str]) -> ReplicaHandle:
         """Start a replica. The machine is Ray's choice among those that fit."""
         actor_name = f"{self._prefix}{name}:{secrets.token_hex(4)}"
         options = {
@@ -435,7 +435,7 @@ def _reason(error: Exception) -> str:
     return "its process ended" if "worker process has died" in text else text.strip()[:200]
 
 
-def _resources(group: Group) -> dict[str, Any]:
+def _resources(group: ServerGroup) -> dict[str, Any]:
     """Ray's options for what a group's server needs."""
     given = dict(group.resources)
     if not given:
@@ -452,7 +452,7 @@ def _resources(group: Group) -> dict[str, Any]:
     return options | ({"resources": given} if given else {})
 
 
-def _strategy(group: Group, avoided: Collection[str]) -> Any:
+def _strategy(group: ServerGroup, avoided: Collection[str]) -> Any:
     """Where Ray places a server: away from avoided machines, and worlds away from GPUs."""
     if group.labels:
         return "DEFAULT"

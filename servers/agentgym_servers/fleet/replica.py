@@ -23,7 +23,7 @@ from agentgym_env.errors import AgentGymError
 from agentgym_env.launch import child_environment, free_port
 from agentgym_env.wire import EnvCard
 from agentgym_servers.fleet.commands import launch_of
-from agentgym_servers.fleet.spec import Group
+from agentgym_servers.fleet.spec import ServerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class Replica:
     """One server's process, which is restarted at the same address when it ends or hangs."""
 
     def __init__(self, name: str, group: bytes, host: str, token: str) -> None:
-        """`group` is a `Group` as JSON; `host` is the address that the server listens on."""
+        """`group` is a `ServerGroup` as JSON; `host` is the address that the server listens on."""
         self._name = name
-        self._group = msgspec.json.decode(group, type=Group)
+        self._group = msgspec.json.decode(group, type=ServerGroup)
         self._digest = self._group.digest()
         self._host = host
         self._token = token

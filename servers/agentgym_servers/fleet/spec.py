@@ -25,7 +25,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     max: int = 1
 
 
-class Group(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServerGroup(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Servers that are alike: of one environment, or of one model."""
 
     env: str | None = None
@@ -85,7 +85,7 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A named set of server groups."""
 
     name: str
-    servers: dict[str, Group]
+    servers: dict[str, ServerGroup]
     """Name of a group -> its servers."""
 
 
@@ -110,7 +110,7 @@ def fleet_of(values: Any, source: str = "the fleet") -> Fleet:
         raise ConfigError(f"{source} must be a mapping with the keys name and servers")
     groups = values.get("servers")
     for name, group in groups.items() if isinstance(groups, Mapping) else ():
-        _converted(group, Group, f"{source}: servers.{name}")
+        _converted(group, ServerGroup, f"{source}: servers.{name}")
     fleet = _converted(values, Fleet, source)
     if not fleet.servers:
         raise ConfigError(f"{source} has no servers; name at least one group")
@@ -131,7 +131,7 @@ def _converted(values: Any, kind: type[T], where: str) -> T:
         raise ConfigError(f"{where} is invalid: {error}") from error
 
 
-def _check(where: str, group: Group) -> None:
+def _check(where: str, group: ServerGroup) -> None:
     if (group.env is None) == (group.model is None):
         raise ConfigError(f"{where} must have either env or model")
     if group.env_kwargs and group.env is None:

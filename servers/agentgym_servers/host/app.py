@@ -17,7 +17,7 @@ from msgspec import Struct
 from agentgym_adapters.served import Undo
 from agentgym_env.request_bodies import BodyReader
 from agentgym_env.wire import JSON, MSGPACK
-from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
+from agentgym_servers.host.codec import Answer, CallBatch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.request_guard import (
     CONNECTION,
@@ -128,14 +128,14 @@ async def answer_call(service: Service, call: HttpCall) -> Answer:
         async with codec.decoding:
             begun = _begin(codec, call)
             await asyncio.sleep(0)
-    if isinstance(begun, Batch):
+    if isinstance(begun, CallBatch):
         return codec.finish(begun, await service.ask(begun.route.path, begun.requests))
     if isinstance(begun, Scrape):
         return codec.show(begun, await service.figures())
     return begun
 
 
-def _begin(codec: Codec, call: HttpCall) -> Answer | Batch | Scrape:
+def _begin(codec: Codec, call: HttpCall) -> Answer | CallBatch | Scrape:
     return codec.begin(
         call.method,
         call.path,

@@ -42,9 +42,9 @@ class ShortestFirst:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
-    def turn(self, left: int) -> Turn:
+    def turn(self, left: int) -> BatchTurn:
         """A context in which a batch with so many items may run."""
-        return Turn(self, left)
+        return BatchTurn(self, left)
 
     @property
     def shortest(self) -> float:
@@ -75,7 +75,7 @@ class ShortestFirst:
             self._free += 1
 
 
-class Turn:
+class BatchTurn:
     """The place of one batch."""
 
     def __init__(self, places: ShortestFirst, left: int) -> None:
@@ -83,7 +83,7 @@ class Turn:
         self._left = left
         self._held = False
 
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> BatchTurn:
         """Wait for a place."""
         await self._places.take(self._left)
         self._held = True

@@ -81,7 +81,7 @@ class Channel:
         self._number = number = self._number + 1
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._writer.write(pack(Ask(number, path, body)))
+            self._writer.write(pack_frame(Ask(number, path, body)))
             await self._writer.drain()
             answered: bytes = await future
             return answered
@@ -127,7 +127,7 @@ def answer(table: SessionTable, figures: Figures, ask: Ask) -> bytes:
         body = encode(table.figures() + figures)
     else:
         return answer_with(table, ask, table.answer(ask.path, read_requests(ask)))
-    return pack(Answer(ask.number, body))
+    return pack_frame(Answer(ask.number, body))
 
 
 def read_requests(ask: Ask) -> list[Any]:
@@ -138,7 +138,7 @@ def read_requests(ask: Ask) -> list[Any]:
 
 def answer_with(table: SessionTable, ask: Ask, replies: list[Any]) -> bytes:
     """The frame that answers a question with these replies."""
-    return pack(Answer(ask.number, encode_replies(replies, JSON, table)[1]))
+    return pack_frame(Answer(ask.number, encode_replies(replies, JSON, table)[1]))
 
 
 def read_replies(path: str, body: bytes) -> list[Any]:
@@ -147,7 +147,7 @@ def read_replies(path: str, body: bytes) -> list[Any]:
     return replies
 
 
-def pack(message: Ask | Answer) -> bytes:
+def pack_frame(message: Ask | Answer) -> bytes:
     """A message as a frame."""
     content = msgspec.msgpack.encode(message)
     return len(content).to_bytes(_HEADER, "big") + content

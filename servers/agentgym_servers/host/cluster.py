@@ -27,7 +27,7 @@ from agentgym_servers.host.channel import (
     Channel,
     answer,
     answer_with,
-    pack,
+    pack_frame,
     read_frame,
     read_replies,
     read_requests,
@@ -131,7 +131,7 @@ class _Own:
             while True:
                 ask = msgspec.msgpack.decode(await read_frame(reader), type=Ask)
                 if ask.path == FIGURES:
-                    writer.write(pack(Answer(ask.number, encode(await self.figures()))))
+                    writer.write(pack_frame(Answer(ask.number, encode(await self.figures()))))
                     await writer.drain()
                 elif ask.body.count(b"{") > SLICE:
                     # Others' questions are answered in between.

@@ -72,7 +72,7 @@ _UP_TO_A_VALUE = re.compile(rb'(?:[^"{\[,]++|' + _STRING + rb")*+([{\[,]|\Z)", r
 """The same, up to what a further value of JSON needs."""
 
 
-class Batch(msgspec.Struct, frozen=True):
+class CallBatch(msgspec.Struct, frozen=True):
     """A request for the session store."""
 
     route: routes.Route
@@ -133,7 +133,7 @@ class Codec:
         content_type: str = "",
         accept: str = "",
         authorization: str = "",
-    ) -> Answer | Batch | Scrape:
+    ) -> Answer | CallBatch | Scrape:
         """Read one call. It never raises: whatever comes in is answered, or can be."""
         sent = media_type(content_type)
         wanted = _answer_type(sent, accept)
@@ -153,7 +153,7 @@ class Codec:
             return self.fail(WireError("wrong_method", text), wanted)
         return self._get(path, query, wanted)
 
-    def finish(self, batch: Batch, replies: list[Any]) -> Answer:
+    def finish(self, batch: CallBatch, replies: list[Any]) -> Answer:
         """Write a batch's answer: 200 unless every item failed, then the first item's status."""
         count(self.figures.items, batch.route.path, len(replies))
         replies, body = encode_replies(replies, batch.wanted, self.session_store)
@@ -210,12 +210,12 @@ class Codec:
         count(self.figures.errors, error.code)
         return STATUS[error.code], content_type, encode(ErrorBody(error), content_type)
 
-    def _read(self, route: routes.Route, body: bytes, sent: str, wanted: str) -> Answer | Batch:
+    def _read(self, route: routes.Route, body: bytes, sent: str, wanted: str) -> Answer | CallBatch:
         error = check_content_type(route.method, body, sent) or self._too_many(body, sent)
         if error is not None:
             return self.fail(error, wanted)
         try:
-            return Batch(route, decode(body, route.takes, sent), wanted)
+            return CallBatch(route, decode(body, route.takes, sent), wanted)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body is not what {route.path} takes: {_cut(str(error))}"
             return self.fail(WireError("bad_request", text), wanted)

@@ -11,7 +11,7 @@ from typing import Any
 from agentgym_env.text_env import TextEnv
 from agentgym_env.wire import MAX_ITEMS
 from agentgym_servers.host.batches import SLICE, Slices
-from agentgym_servers.host.codec import Answer, Batch, Codec, Scrape
+from agentgym_servers.host.codec import Answer, CallBatch, Codec, Scrape
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.sessions import SessionTable, reap_period_s
 
@@ -46,7 +46,7 @@ class Host:
     ) -> Answer:
         """Answer one call. It never raises: whatever comes in, an answer goes out."""
         begun = self.codec.begin(method, path, query, body, content_type, accept, authorization)
-        if isinstance(begun, Batch):
+        if isinstance(begun, CallBatch):
             return self.codec.finish(begun, self.table.answer(begun.route.path, begun.requests))
         if isinstance(begun, Scrape):
             return self.codec.show(begun, self.table.figures() + self.codec.figures)

@@ -56,7 +56,7 @@ class Load:
         return 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
-class Actor(Protocol):
+class LoadActor(Protocol):
     """Plays one session over its own connection."""
 
     async def reset(self, play: Play) -> None:
@@ -178,11 +178,11 @@ def in_process_load(env: TextEnv, plays: Sequence[Play], seconds: float) -> Load
     return load
 
 
-async def single_load(actors: Sequence[Actor], plays: Sequence[Play], seconds: float) -> Load:
+async def single_load(actors: Sequence[LoadActor], plays: Sequence[Play], seconds: float) -> Load:
     """Every actor at its own pace, one call a step."""
     load, began = Load(), time.perf_counter()
 
-    async def one(actor: Actor, mine: Iterator[Play]) -> None:
+    async def one(actor: LoadActor, mine: Iterator[Play]) -> None:
         for play in mine:
             await actor.reset(play)
             for action in play.actions:

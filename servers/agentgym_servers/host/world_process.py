@@ -19,7 +19,7 @@ import msgspec
 from agentgym_env.causes import in_one_line
 from agentgym_env.errors import AgentGymError, EnvironmentFault
 from agentgym_env.launch import failure_report
-from agentgym_servers.host.channel import Answer, Ask, answer, pack, read_frame_from
+from agentgym_servers.host.channel import Answer, Ask, answer, pack_frame, read_frame_from
 from agentgym_servers.host.logs import configure_logs, event, where
 from agentgym_servers.host.metrics import Figures
 from agentgym_servers.host.sessions import reap_period_s
@@ -51,9 +51,11 @@ def _serve(line: socket.socket, first: Ask, asked: queue.Queue[Ask | None]) -> N
             event(logger, logging.ERROR, "world_not_made", where=where(error.__cause__))
         # The server may have ended, because another process failed.
         with contextlib.suppress(OSError):
-            line.sendall(pack(Answer(first.number, msgspec.json.encode(failure_report(error)))))
+            line.sendall(
+                pack_frame(Answer(first.number, msgspec.json.encode(failure_report(error))))
+            )
         sys.exit(1)
-    line.sendall(pack(Answer(first.number, b"")))
+    line.sendall(pack_frame(Answer(first.number, b"")))
     period_s = reap_period_s(table.ttl_s)
     reap_at = time.monotonic() + period_s
     while True:

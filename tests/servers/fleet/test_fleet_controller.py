@@ -10,7 +10,7 @@ import pytest
 from agentgym_servers.fleet import controller as module
 from agentgym_servers.fleet.controller import FleetController, Lost
 from agentgym_servers.fleet.replica import Report
-from agentgym_servers.fleet.spec import Fleet, Group, Limits
+from agentgym_servers.fleet.spec import Fleet, Limits, ServerGroup
 
 
 class Clock:
@@ -32,7 +32,7 @@ class Clock:
 class Server:
     """A replica that does what the test says."""
 
-    def __init__(self, name: str, group: Group, number: int, node: str) -> None:
+    def __init__(self, name: str, group: ServerGroup, number: int, node: str) -> None:
         self.report = Report(
             name, group.digest(), "ready", f"http://{node}:{number}", node, places=10
         )
@@ -64,7 +64,7 @@ class Machines:
         self.servers: list[Server] = []
         self.room = True
 
-    def start(self, name: str, group: Group, avoided: Collection[str]) -> Server:
+    def start(self, name: str, group: ServerGroup, avoided: Collection[str]) -> Server:
         free = [node for node in self.nodes if node not in avoided]
         server = Server(name, group, len(self.servers), free[len(self.servers) % len(free)])
         server.silent = not self.room
@@ -82,11 +82,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def group(**values: object) -> Group:
-    return Group(env="x", **values)  # type: ignore[arg-type]
+def group(**values: object) -> ServerGroup:
+    return ServerGroup(env="x", **values)  # type: ignore[arg-type]
 
 
-def managed(machines: Machines, described: Group) -> FleetController:
+def managed(machines: Machines, described: ServerGroup) -> FleetController:
     return FleetController(Fleet(name="lab", servers={"w": described}), machines)
 
 

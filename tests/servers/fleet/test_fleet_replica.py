@@ -16,7 +16,7 @@ import requests
 from agentgym_env.client.sync import EnvClient
 from agentgym_servers.fleet import replica as module
 from agentgym_servers.fleet.replica import Replica
-from agentgym_servers.fleet.spec import Group
+from agentgym_servers.fleet.spec import ServerGroup
 from processes import all_gone
 from waiting import until
 
@@ -28,7 +28,7 @@ def start() -> Iterator[Start]:
     begun: list[Replica] = []
 
     def one(**values: Any) -> Replica:
-        group = Group(**({"env": "agentgym/TextCraft-v0"} | values))
+        group = ServerGroup(**({"env": "agentgym/TextCraft-v0"} | values))
         begun.append(Replica("w", msgspec.json.encode(group), "127.0.0.1", "secret"))
         return begun[-1]
 
@@ -99,7 +99,9 @@ def test_options_that_the_fleet_sets_are_rejected(
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_process_outlives_a_replica_that_was_killed(workers: int) -> None:
     """The actor's process may be killed at any time; its servers must follow it."""
-    group = msgspec.json.encode(Group(env="agentgym/TextCraft-v0", options={"workers": workers}))
+    group = msgspec.json.encode(
+        ServerGroup(env="agentgym/TextCraft-v0", options={"workers": workers})
+    )
     code = (
         "import sys, time\n"
         "from agentgym_servers.fleet.replica import Replica\n"

@@ -11,7 +11,12 @@ from typing import Any, Final
 
 from agentgym_env.errors import BadRequest, UnknownTask
 from agentgym_servers.host.app import Answerer, Service
-from agentgym_servers.host.protocols.original_api import Episode, OriginalApi, Refused, Routes
+from agentgym_servers.host.protocols.original_api import (
+    OriginalApi,
+    OriginalEpisode,
+    Refused,
+    Routes,
+)
 from agentgym_servers.host.protocols.original_fields import Field
 from agentgym_servers.worlds.sciworld.tasks import original_task as sciworld_task
 from agentgym_servers.worlds.textcraft.env import original_task as textcraft_task
@@ -138,7 +143,7 @@ class TextCraftApi(OriginalApi):
 class ScoredApi(OriginalApi):
     """The common part of BabyAI and SciWorld: a task comes with `reset`, and ends once."""
 
-    def going_on(self, id: int) -> Episode:
+    def going_on(self, id: int) -> OriginalEpisode:
         """The episode of an id with a current task; raises `Refused`."""
         episode = self.find(id)
         if not episode.begun:
@@ -258,7 +263,7 @@ def original_kwargs(env_id: str) -> Mapping[str, Any]:
     return _api(env_id).env_kwargs
 
 
-def _described(episode: Episode) -> dict[str, Any]:
+def _described(episode: OriginalEpisode) -> dict[str, Any]:
     name, _, variation = episode.task.partition("/")
     return {
         "task_name": name, "var_num": int(variation or 0),
@@ -266,7 +271,7 @@ def _described(episode: Episode) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _percent(episode: Episode) -> dict[str, Any]:
+def _percent(episode: OriginalEpisode) -> dict[str, Any]:
     """Rewards and scores in percent."""
     return {
         "observation": episode.observation, "reward": round(100 * episode.reward),
@@ -274,7 +279,7 @@ def _percent(episode: Episode) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scored(episode: Episode) -> dict[str, Any]:
+def _scored(episode: OriginalEpisode) -> dict[str, Any]:
     return {
         "observation": episode.observation, "reward": plain_number(episode.reward),
         "score": plain_number(episode.score), "done": episode.done,

@@ -48,7 +48,7 @@ class OriginalApi:
         self._calls = SingleCalls(service)
         self._ttl_s = ttl_s
         # By last use: an id whose session ended idle is dropped with it.
-        self._episodes: OrderedDict[int, Episode] = OrderedDict()
+        self._episodes: OrderedDict[int, OriginalEpisode] = OrderedDict()
         self._routes: Routes = {"/": {"GET": ((), self._greet)}, **self.own_routes()}
 
     def own_routes(self) -> Routes:
@@ -97,7 +97,7 @@ class OriginalApi:
         self._forget_idle()
         while (number := self._draw_id()) in self._episodes:
             continue
-        self._episodes[number] = Episode(created.session)
+        self._episodes[number] = OriginalEpisode(created.session)
         if task is not None:
             try:
                 await self.begin(number, task)
@@ -115,7 +115,7 @@ class OriginalApi:
         episode = self._episodes.get(number)
         return None if episode is None else episode.used
 
-    async def begin(self, number: int, task: str) -> Episode:
+    async def begin(self, number: int, task: str) -> OriginalEpisode:
         """Start an episode."""
         episode = self.find(number)
         request = ResetRequest(episode.session, _EPISODE_SEED, task)
@@ -126,7 +126,7 @@ class OriginalApi:
         episode.begun, episode.done = True, False
         return episode
 
-    async def take_turn(self, number: int, action: str) -> Episode:
+    async def take_turn(self, number: int, action: str) -> OriginalEpisode:
         """Take the next turn of an episode that goes on."""
         episode = self.find(number)
         request = StepRequest(episode.session, episode.turn + 1, action)
@@ -145,7 +145,7 @@ class OriginalApi:
         reply = await self.ask(routes.CLOSE, SessionRequest(episode.session))
         return bool(reply.closed)
 
-    def find(self, number: int) -> Episode:
+    def find(self, number: int) -> OriginalEpisode:
         """The episode of a number; raises `Refused`."""
         episode = self._episodes.get(number)
         if episode is None:
@@ -171,7 +171,7 @@ class OriginalApi:
             raise Refused(refused.message) from refused
 
 
-class Episode:
+class OriginalEpisode:
     """The state of an id's episode."""
 
     def __init__(self, session: str) -> None:

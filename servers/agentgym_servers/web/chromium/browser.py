@@ -8,7 +8,7 @@ from typing import Any
 from agentgym_env.errors import EnvironmentFault
 from agentgym_servers.web.actions.calls import ENDINGS, Action, write_call
 from agentgym_servers.web.chromium.messages import (
-    Act,
+    ActRequest,
     ClosePage,
     End,
     Evaluate,
@@ -72,7 +72,7 @@ class ChromiumBrowser:
                 return error
         if action.kind == "noop" and action.args:
             action = Action("noop", (min(float(action.text(0)), _MAX_WAIT_MS),))
-        self.seen = self._seen(Act(self.name, write_call(action)))
+        self.seen = self._seen(ActRequest(self.name, write_call(action)))
         return self.seen.error
 
     def screenshot(self) -> bytes:

@@ -79,7 +79,7 @@ _ON_MINIWOB: Final = _without_uploads(["bid", "coord"])
 _ON_ANY: Final = _without_uploads(["webarena", "bid", "coord"])
 
 
-class Episode:
+class BrowserEpisode:
     """A context with its tabs, and pages beside them."""
 
     def __init__(self, start: Start) -> None:

@@ -70,7 +70,7 @@ class StartTask(msgspec.Struct, frozen=True, tag=True):
     task_kwargs: Mapping[str, Any] = {}
 
 
-class Act(msgspec.Struct, frozen=True, tag=True):
+class ActRequest(msgspec.Struct, frozen=True, tag=True):
     """Do BrowserGym's calls, one to a line; answered by `Seen`."""
 
     episode: str
@@ -119,7 +119,9 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 Start: TypeAlias = StartSites | StartMiniWoB | StartTask
-Question: TypeAlias = Start | Act | OpenPage | ClosePage | ReadPage | Evaluate | Screenshot | End
+Question: TypeAlias = (
+    Start | ActRequest | OpenPage | ClosePage | ReadPage | Evaluate | Screenshot | End
+)
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

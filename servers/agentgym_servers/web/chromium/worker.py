@@ -25,11 +25,11 @@ import browsergym.core.env
 import psutil
 from playwright.sync_api import Browser, BrowserContext, Error, Playwright, sync_playwright
 
-from agentgym_servers.web.chromium.episode import Episode
+from agentgym_servers.web.chromium.episode import BrowserEpisode
 from agentgym_servers.web.chromium.executable import find_chromium
 from agentgym_servers.web.chromium.family import kill_all
 from agentgym_servers.web.chromium.messages import (
-    Act,
+    ActRequest,
     Answer,
     ClosePage,
     End,
@@ -161,7 +161,7 @@ class Desk:
 
     def __init__(self, browser: SharedBrowser) -> None:
         self._browser = browser
-        self._episodes: dict[str, Episode] = {}
+        self._episodes: dict[str, BrowserEpisode] = {}
 
     def answer(self, question: Question) -> Answer:
         """Answer one question; what goes wrong is an answer too."""
@@ -190,7 +190,7 @@ class Desk:
         name = question.episode
         if isinstance(question, Start):
             self._drop(name)
-            self._episodes[name] = episode = Episode(question)
+            self._episodes[name] = episode = BrowserEpisode(question)
             return episode.look()
         if isinstance(question, End):
             self._drop(name)
@@ -206,9 +206,9 @@ class Desk:
                 logger.debug("episode %s was gone already: %s", name, error)
 
 
-def _ask(episode: Episode, question: Question) -> Seen | Opened | Value:
+def _ask(episode: BrowserEpisode, question: Question) -> Seen | Opened | Value:
     match question:
-        case Act(calls=calls):
+        case ActRequest(calls=calls):
             return episode.look(episode.act(calls))
         case OpenPage(url=url):
             number = episode.open(url)

@@ -78,7 +78,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class SearchWorld:
     """The passages to search, and the questions."""
 
     name: str
@@ -106,7 +106,7 @@ def solve(question: Question) -> Solving:
 
 
 @lru_cache(maxsize=4)
-def open_world(corpus: str) -> World:
+def open_world(corpus: str) -> SearchWorld:
     """The world of a corpus such as `synthetic:0`, or of a file; the last few are kept."""
     name = SHIPPED.get(_ALIASES.get(corpus, corpus))
     if name is not None:
@@ -125,7 +125,7 @@ def open_world(corpus: str) -> World:
         raise BadRequest(f"cannot read the corpus {corpus}: {error}") from error
 
 
-def encoded(world: World) -> bytes:
+def encoded(world: SearchWorld) -> bytes:
     """The lines of a world's file, not compressed."""
     sizes = {split: len(questions) for split, questions in world.questions.items()}
     rows: list[msgspec.Struct] = [_Header(world.name, len(world.passages), sizes), *world.passages]
@@ -134,7 +134,7 @@ def encoded(world: World) -> bytes:
     return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
 
 
-def _decoded(corpus: str, data: bytes) -> World:
+def _decoded(corpus: str, data: bytes) -> SearchWorld:
     try:
         first, *lines = data.splitlines()
         header = msgspec.json.decode(first, type=_Header)
@@ -146,6 +146,8 @@ def _decoded(corpus: str, data: bytes) -> World:
         for split, size in header.questions.items():
             questions[split] = [question(line) for line in lines[start : start + size]]
             start += size
-        return World(header.name, [passage(line) for line in lines[: header.passages]], questions)
+        return SearchWorld(
+            header.name, [passage(line) for line in lines[: header.passages]], questions
+        )
     except (ValueError, msgspec.MsgspecError) as error:
         raise BadRequest(f"{corpus} is not a corpus with questions: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from agentgym_env.errors import BadRequest
 from agentgym_env.text_env import TaskSet
 from agentgym_servers.worlds.paper import paper_selections
-from agentgym_servers.worlds.search.corpora import Question, World
+from agentgym_servers.worlds.search.corpora import Question, SearchWorld
 
 _SUFFIXES: Final = (".jsonl", ".parquet")
 
@@ -185,7 +185,7 @@ class QuestionSet:
     """The questions of a corpus as they are in its file, with the expert's searches."""
 
 
-def world_questions(world: World) -> QuestionSet:
+def world_questions(world: SearchWorld) -> QuestionSet:
     """The questions of a world that comes with the package."""
     by_split = {
         split: {q.id: (Item(q.text, tuple(q.answers)), q.category) for q in questions}

@@ -18,7 +18,7 @@ _PROBE_S = 0.5
 _REMIND_S = 30.0
 
 
-class Fleet:
+class VLLMPool:
     """Balances conversations over servers.
 
     A conversation stays on its server, which has its prefix in the cache. New conversations go to
