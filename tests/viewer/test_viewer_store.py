@@ -194,7 +194,7 @@ def test_a_store_with_lines_of_rubbish_shows_all_others(tmp_path, show):
     shown = show(store.path)
     assert shown.count() == len(rubbish) + 1
     assert "line 2 and 5 more could not be read" in shown.runs.missing("run")[0]
-    place = shown.index.place(1, "train", path.stat().st_size - len(sparse))
+    place = shown.index.location(1, "train", path.stat().st_size - len(sparse))
     assert place is not None
     assert EpisodeReader(shown.index).page(store.path, place)["task"] == "sparse"
 
