@@ -6,6 +6,7 @@ AgentGymError
 ├── UnknownTask             the task set has no such task
 ├── UnknownSplit            the task set has no such split
 ├── EpisodeOver             step() before reset(), or after the episode's end
+├── CannotCopy              an environment cannot be copied or pickled
 ├── MissingExtra            an optional dependency is not installed
 ├── BadRequest              a message, option or argument the receiver does not accept
 │   └── ConfigError         a setting of a config or a command is invalid

@@ -15,7 +15,7 @@ class Turn(Struct, frozen=True, omit_defaults=True):
     response: str
     """The policy's text as it was sampled (or the oracle's action)."""
     action: str
-    """The action sent to the environment."""
+    """The action for the environment; of several calls all, also those not carried out."""
     observation: str
     """The environment's answer; empty if there was none."""
     reward: float = 0.0

@@ -120,7 +120,7 @@ def advantages_per_env(algorithm: Algorithm, batch: TokenBatch) -> Tensor:
     the step otherwise makes every success in an easy environment better than average.
     """
     if batch.envs is None:
-        return algorithm.advantages(batch)
+        return _advantages(algorithm, batch)
     found = torch.zeros(batch.loss_mask.shape)  # (B, T)
     for env in batch.envs.unique():
         rows = (batch.envs == env).nonzero()[:, 0]  # (rows,)
@@ -129,7 +129,18 @@ def advantages_per_env(algorithm: Algorithm, batch: TokenBatch) -> Tensor:
             for f in fields(batch)
             if isinstance(value := getattr(batch, f.name), Tensor)
         }
-        found[rows] = algorithm.advantages(replace(batch, **own))
+        found[rows] = _advantages(algorithm, replace(batch, **own))
+    return found
+
+
+def _advantages(algorithm: Algorithm, batch: TokenBatch) -> Tensor:
+    found = algorithm.advantages(batch)  # (B, T)
+    if not isinstance(found, Tensor) or found.shape != batch.loss_mask.shape:
+        is_what = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"the advantages of {type(algorithm).__name__} are {is_what}, but must be a tensor of "
+            f"shape (B, T), here {list(batch.loss_mask.shape)}, as batch.loss_mask is"
+        )
     return found
 
 

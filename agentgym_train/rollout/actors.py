@@ -52,7 +52,7 @@ class Actor(Protocol):
         ...
 
     async def act(self) -> ActorOutput | None:
-        """The next turn; None when the token budget is used up."""
+        """The next turn; None ends the episode as `token_budget`, whatever there is none for."""
         ...
 
     async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
@@ -98,7 +98,7 @@ class AgentActor(Actor):
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Start the conversation."""
-        message = self.agent.begin(observation)
+        message = self._checked(self.agent.begin(observation))
         self._acts = message.acts
         self.open(message.text, seed)
 
@@ -112,7 +112,7 @@ class AgentActor(Actor):
             action = self.agent.format.parse(text)
             self._calls = action.calls if isinstance(action, ToolCalls) else ()
             return ActorOutput(text, action, tokens=tokens, cut=self.was_cut)
-        message = self.agent.after_non_action(text)
+        message = self._checked(self.agent.after_non_action(text))
         self._send(message)
         return ActorOutput(text, None, message.text, tokens, cut=self.was_cut)
 
@@ -135,7 +135,7 @@ class AgentActor(Actor):
 
     async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
         """Send the agent's message about the observation."""
-        message = self.agent.observed(observation)
+        message = self._checked(self.agent.observed(observation))
         if message.text != observation or len(results) != len(self._calls):
             results = [message.text] * min(1, len(self._calls))
         given = zip(self._calls, results, strict=False)
@@ -146,13 +146,21 @@ class AgentActor(Actor):
         message = self.agent.reflection(outcome, observation)
         if message is None:
             return None
-        self._send(message)
+        self._send(self._checked(message))
         sampled = await self.sample()
         return None if sampled is None else sampled[0]
 
     async def begin_again(self, reflection: str, observation: str) -> None:
         """Start another trial with the reflection on the last one."""
-        self._send(self.agent.begin_again(reflection, observation))
+        self._send(self._checked(self.agent.begin_again(reflection, observation)))
+
+    def _checked(self, message: Message) -> Message:
+        if not isinstance(message, Message):
+            raise ConfigError(
+                f"a method of the agent {type(self.agent).__name__} returned a "
+                f"{type(message).__name__}; return an agentgym_train.Message"
+            )
+        return message
 
     def _send(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
         self._acts = message.acts

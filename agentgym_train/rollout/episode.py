@@ -1,12 +1,19 @@
 """One episode, from `reset` to its outcome: read this first.
 
-It knows nothing about limits, retries, concurrency, wrappers or torch, which are around it: see
+A turn is a response of the actor and the environment's answer to it. The response is an action, or
+several (tool calls), or it has no valid one. In a turn without an action, such as a plan, the actor
+does not act, and the environment has no part in it. The horizon counts actions that reach the
+environment, and 1 for a response of which none does; it does not count turns without an action.
+An actor that reflects on its failure plays the same task again: each time is a trial.
+
+Nothing here knows about limits, retries, concurrency, wrappers or torch, which are around it: see
 `run_episode.py` and `loop.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +30,7 @@ INVALID: Final[dict[str, Any]] = {"invalid_action": True}
 WITHOUT_LOSS: Final[dict[str, Any]] = {"loss": False}
 """The info of a turn that is only context for those who learn from the episode."""
 _MAX_NON_ACTION_TURNS: Final = 8
-"""Consecutive non-action turns after which an agent is considered broken."""
+"""Consecutive turns without an action after which an agent is considered broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,9 @@ class EpisodeSpec:
     sample: int = 0
     """Number of the episode among those of the same task and seed; each samples its own turns."""
     group: int = -1
+    """Number of its group in an RL run; -1 for an episode without a group."""
     split: str = ""
+    """The split of its task, for reports; so is the category."""
     category: str | None = None
     env: int = 0
     """Number of the environment, among those of the run."""
@@ -46,14 +55,14 @@ class Episode:
     """An actor and an environment, turn by turn."""
 
     def __init__(self, actor: Actor, spec: EpisodeSpec, horizon: int, seed: int) -> None:
-        """`seed` is for the actor's sampling, `horizon` the maximum turns over all trials."""
+        """`seed` is for the actor's sampling; all trials share the `horizon`."""
         self.turns: list[Turn] = []
         self.observation = ""
         """The first one."""
-        self.reset_info: dict[str, Any] = {}
-        self.pending: ActorOutput | None = None
-        """What the environment was sent and has not answered."""
+        self.info: dict[str, Any] = {}
+        """The last one of this trial that tells success and score."""
         self._actor, self._spec, self._seed, self._left = actor, spec, seed, horizon
+        self._unanswered: tuple[ActorOutput, list[_Result]] | None = None
 
     async def play(self, env: AsyncSession) -> Outcome:
         """Play the episode, and again from its start while the actor asks for another trial."""
@@ -61,7 +70,7 @@ class Episode:
         await self._actor.begin(env, self.observation, self._seed)
         trials = self._actor.trials
         while True:
-            # All trials share the horizon: a trial leaves the others their part of it.
+            # A trial leaves those that are planned after it their part of the horizon.
             outcome = await self._trial(env, -(-self._left // trials))
             if not self._left:
                 return outcome
@@ -76,13 +85,17 @@ class Episode:
             await self._actor.begin_again(reflection, again)
             trials = max(1, trials - 1)
 
+    def unanswered(self) -> Turn | None:
+        """The turn that the environment has not answered in full, if there is one."""
+        return None if self._unanswered is None else _turn_of(*self._unanswered)
+
     async def _reset(self, env: AsyncSession) -> str:
         reply = await env.reset(seed=self._spec.seed, task=self._spec.task)
-        self.reset_info = reply.info
+        self.info = reply.info
         return reply.observation
 
     async def _trial(self, env: AsyncSession, most: int) -> Outcome:
-        """Take turns until the environment ends, `most` are taken, or no tokens are left."""
+        """Take turns until the environment ends, `most` are counted, or the actor has no more."""
         taken = without_action = 0
         while taken < most:
             output = await self._actor.act()
@@ -93,8 +106,8 @@ class Episode:
                 without_action += 1
                 if without_action > _MAX_NON_ACTION_TURNS:
                     raise ConfigError(
-                        f"the agent of {self._actor.name} took {without_action} turns in a row "
-                        "without an environment step; let it act in between"
+                        f"the agent took {without_action} turns in a row without an environment "
+                        f"step (with {self._actor.name}); its class must let it act in between"
                     )
                 continue
             turn, steps, ending = await self._turn(env, output, most - taken)
@@ -110,55 +123,71 @@ class Episode:
     async def _turn(
         self, env: AsyncSession, output: ActorOutput, most: int
     ) -> tuple[Turn, int, Outcome | None]:
-        """(the turn, how many steps it counts, the outcome if the episode is over).
+        """Carry out the actions of a response one after the other, at most `most`.
 
-        Calls are carried out one after the other, at most `most` that reach the environment. The
-        turn has the sum of their rewards; with several, its info has each of them.
+        Returns the turn, what it counts, and the outcome if the episode is over.
         """
-        action = output.action
-        calls = _calls_of(action)
-        made: list[dict[str, Any]] = []
-        steps, info, rejected = 0, {**INVALID}, False
-        ending: Outcome | None = None
-        for call in calls:
-            if call.action is None:
-                # It is answered here, and the turn counts.
-                made.append({"action": "", "observation": call.problem, "reward": 0.0})
-                rejected = True
-                continue
+        results: list[_Result] = []
+        steps, ending = 0, None
+        for call in _calls_of(output):
             if steps == most or ending is not None:
                 break
-            self.pending = output
+            if call.action is None:
+                results.append(_Result("", call.problem))
+                continue
+            self._unanswered = output, results
             reply = await env.step(call.action)
-            self.pending = None
-            steps, info = steps + 1, reply.info
-            rejected |= bool(reply.info.get("invalid_action"))
-            made.append(
-                {"action": call.action, "observation": reply.observation, "reward": reply.reward}
-            )
+            self._unanswered = None
+            steps += 1
+            results.append(_Result(call.action, reply.observation, reply.reward, reply.info, True))
+            if "success" in reply.info:
+                self.info = reply.info
             ending = outcome_of(reply.terminated, reply.truncated, reply.info)
-        if len(calls) > 1:
-            info = {**info, "invalid_action": rejected, "calls": made}
-        if not output.trained:
-            info = {**info, **WITHOUT_LOSS}
-        turn = Turn(
-            output.response,
-            str(action) if isinstance(action, str) else "",
-            "\n\n".join(row["observation"] for row in made),
-            sum(row["reward"] for row in made),
-            info,
-            output.cut,
-        )
-        return turn, max(1, steps), ending
+        return _turn_of(output, results), max(1, steps), ending
 
 
-def _calls_of(action: str | ActionError | None) -> tuple[PlannedCall, ...]:
-    """The calls of a response; an action is one, and so is a response without an action."""
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What an action led to, or why a call has none."""
+
+    action: str
+    observation: str
+    reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=INVALID.copy)
+    is_of_env: bool = False
+    """Whether the environment answered."""
+
+
+def _calls_of(output: ActorOutput) -> tuple[PlannedCall, ...]:
+    """The calls of a response; an action is a single one, and an error one without an action."""
+    action = output.action
     if isinstance(action, ToolCalls):
         return action.calls
     if isinstance(action, ActionError):
         return (PlannedCall("", None, action.message),)
     return (PlannedCall("", action),)
+
+
+def _turn_of(output: ActorOutput, results: Sequence[_Result]) -> Turn:
+    """The turn of a response with these results; with several calls its info has each of them."""
+    infos = [result.info for result in results if result.is_of_env]
+    info = infos[-1] if infos else {**INVALID} if results else {}
+    if len(_calls_of(output)) > 1 and results:
+        rows = [
+            {"action": r.action, "observation": r.observation, "reward": r.reward} for r in results
+        ]
+        rejected = any(result.info.get("invalid_action") for result in results)
+        info = {**info, "invalid_action": rejected, "calls": rows}
+    if not output.trained:
+        info = {**info, **WITHOUT_LOSS}
+    return Turn(
+        output.response,
+        str(output.action) if isinstance(output.action, str) else "",
+        "\n\n".join(result.observation for result in results),
+        sum((result.reward for result in results), 0.0),
+        info,
+        output.cut,
+    )
 
 
 def _without_reward(turn: Turn) -> Turn:

@@ -1,6 +1,6 @@
 """Horizon schedules: the maximum turns per episode, as a function of the optimizer step.
 
-The horizon applies from the start of an episode to its end. It never decreases during a run.
+The horizon applies from the start of an episode to its end. The built-in ones never decrease.
 """
 
 from __future__ import annotations
@@ -254,12 +254,12 @@ def make_horizon(setting: Turns) -> Horizon:
         return as_horizon(_called(kind, values))
     names = [f.name for f in fields(SCHEDULES[kind]) if f.init]
     check_keys(f" in horizon of type {kind}", values, names)
-    if kind != "fixed":
+    if "every" in names:
         values = {"every": EVERY, **values}
-    elif len(values["turns"]) == 1:
+    if kind == "fixed":
+        if len(values["turns"]) > 1:
+            raise ConfigError(f"a fixed horizon must be one number, got {values['turns']}")
         values["turns"] = values["turns"][0]
-    else:
-        raise ConfigError(f"a fixed horizon must be one number, got {values['turns']}")
     try:
         schedule: Horizon = SCHEDULES[kind](**values)
     except ConfigError as error:

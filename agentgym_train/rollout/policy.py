@@ -41,6 +41,8 @@ _ENGINES: Final[Mapping[type, str]] = {
 _METHODS: Final = (
     "generate", "update_weights", "keep_own_weights", "forget", "sleep", "close", "is_exact",
 )  # fmt: skip
+_DECLARED: Final = ("generate", "update_weights")
+"""Those of them that `GenerationEngine` does not define."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +233,20 @@ def _own_engine(
             f"the engine {settings.name} cannot be made: {type(error).__name__}: {error}. It is "
             "called as Class(model, tokenizer, max_tokens=N, **fields)"
         ) from error
-    missing = [name for name in _METHODS if not hasattr(engine, name)]
+    is_ours = GenerationEngine in getattr(kind, "__mro__", ())
+    missing = [
+        name
+        for name in (_DECLARED if is_ours else _METHODS)
+        if getattr(kind, name, None) is getattr(GenerationEngine, name) or not hasattr(engine, name)
+    ]
     if missing:
-        raise ConfigError(
-            f"the engine {settings.name} has no {' and no '.join(missing)}; write `class "
-            f"{settings.name.rpartition(':')[2]}(GenerationEngine)` with `from "
-            "agentgym_train.engines.base import GenerationEngine`"
+        base = (
+            ""
+            if is_ours
+            else (
+                f"; write `class {settings.name.rpartition(':')[2]}(GenerationEngine)` with `from "
+                "agentgym_train.engines.base import GenerationEngine`"
+            )
         )
+        raise ConfigError(f"the engine {settings.name} has no {' and no '.join(missing)}{base}")
     return engine

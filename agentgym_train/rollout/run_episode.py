@@ -13,7 +13,7 @@ from agentgym_env.errors import EnvironmentLost, EpisodeFailure, Outcome
 from agentgym_env.trajectory import Tokens, Turn
 from agentgym_env.wire import ResetReply, StepReply
 from agentgym_train.rollout.actors import Actor, ActorOutput, draw_seed
-from agentgym_train.rollout.episode import WITHOUT_LOSS, Episode, EpisodeSpec
+from agentgym_train.rollout.episode import Episode, EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
 from agentgym_train.rollout.wrapping import WrappedSession, Wrapping
 
@@ -59,7 +59,7 @@ class AgentCrashed(EpisodeFailure):
 
 
 class EpisodeActor(ABC):
-    """Plays a whole episode in its own way, in place of an actor that an `Episode` asks."""
+    """Plays a whole episode in its own way, as a black-box agent does that no `Episode` asks."""
 
     @abstractmethod
     async def play(
@@ -90,6 +90,9 @@ async def run_episode(
     step: int,
 ) -> EpisodeResult:
     """Open a session, play the episode, and close the session in any case.
+
+    `clock` is what `limits.episode(name)` gives, `step` the optimizer step, which the seed of
+    sampling depends on. `RolloutRunner` calls it for many episodes.
 
     After the time limit the attempt ends as `policy_timeout`, and its turns are trained on, if it
     waited longer for the policy than for the environment. Otherwise it raises `DeadlinePassed`, and
@@ -123,15 +126,12 @@ async def run_episode(
 
 
 def _result(episode: Episode, actor: Actor, outcome: Outcome, rows: list[Tokens]) -> EpisodeResult:
-    """`success` and `score` are of the last turn that knows them."""
-    infos = (turn.info for turn in reversed(episode.turns))
-    info = next((info for info in infos if "success" in info), episode.reset_info)
     return EpisodeResult(
         outcome=outcome,
         observation=episode.observation,
         turns=episode.turns,
-        success=bool(info.get("success", False)),
-        score=float(info.get("score", 0.0)),
+        success=bool(episode.info.get("success", False)),
+        score=float(episode.info.get("score", 0.0)),
         rows=rows,
         policy=actor.name,
         usage=actor.used(),
@@ -192,9 +192,8 @@ def _out_of_time(episode: Episode, session: AsyncSession | None, clock: Deadline
             + " or raise the limit",
             "deadline",
         )
-    sent = episode.pending
-    if sent is not None and isinstance(sent.action, str):
-        # Its tokens were sampled; the observation is unknown.
-        info = {} if sent.trained else WITHOUT_LOSS
-        episode.turns.append(Turn(sent.response, sent.action, "", info=info, cut=sent.cut))
+    turn = episode.unanswered()
+    if turn is not None:
+        # Its tokens were sampled, whatever the environment did.
+        episode.turns.append(turn)
     return "policy_timeout"

@@ -17,7 +17,8 @@ from agentgym_train.algorithms import (
     LossSettings,
     make_algorithm,
 )
-from tests.train.ragged import Step, cases, steps
+from agentgym_train.algorithms.base import advantages_per_env
+from tests.train.ragged import Episode, PlayedTurn, Step, cases, steps
 
 OPTIONS = {
     "reinforce_pp": {"beta": 0.5, "gamma": 0.75},
@@ -168,3 +169,18 @@ class Constant(Algorithm):
 def test_a_users_own_algorithm_is_found_by_its_path():
     made = make_algorithm({"type": f"{__name__}:Constant", "value": 2})
     assert made.loss == LossSettings() and not made.needs_critic
+
+
+@dataclass(frozen=True)
+class PerEpisode(Algorithm):
+    """Returns one number per episode, which would be spread over its tokens."""
+
+    def advantages(self, batch):
+        return batch.rewards.sum(1, keepdim=True)
+
+
+def test_advantages_of_another_shape_are_refused_with_the_name():
+    batch = Step([Episode([PlayedTurn(0, 2, 1.0)]), Episode([PlayedTurn(1, 2, 3.0)])], 2).batch()
+    shape = r"are \[2, 1\], .* here \[2, 3\]"
+    with pytest.raises(BadRequest, match=f"advantages of PerEpisode {shape}"):
+        advantages_per_env(PerEpisode(), batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from math import nan
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.rollout.horizon import (
+    SCHEDULES,
     Adaptive,
     Fixed,
+    Horizon,
     Linear,
     ScalingInterStepwise,
     make_horizon,
@@ -194,3 +197,19 @@ class Halves:
 
     def __call__(self, step):
         return self.total
+
+
+@dataclass
+class Peak(Horizon):
+    """A schedule that has no `every`."""
+
+    turns: list[int]
+    height: int = 1
+
+    def __call__(self, step):
+        return self.height * max(self.turns)
+
+
+def test_a_new_schedule_gets_only_the_fields_that_it_has(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "peak", Peak)
+    assert make_horizon({"type": "peak", "turns": [2, 4], "height": 3})(0) == 12

@@ -43,6 +43,13 @@ class Mute:
         pass
 
 
+class Silent(GenerationEngine):
+    """It inherits everything and defines nothing."""
+
+    def __init__(self, model, tokenizer, *, max_tokens):
+        pass
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_tiny_policy(tmp_path_factory.mktemp("policy"))
@@ -67,6 +74,7 @@ def test_an_evaluation_samples_from_an_engine_of_ones_own_after_it_got_the_weigh
     [
         ("nowhere:Engine", "cannot import the engine 'nowhere:Engine'"),
         (f"{__name__}:Mute", "has no generate and no update_weights .*class Mute"),
+        (f"{__name__}:Silent", "has no generate and no update_weights$"),
         (
             {"type": f"{__name__}:Says", "txet": "2"},
             r"TypeError: .*'txet'.* Class\(model, tokenizer",

@@ -193,6 +193,12 @@ class Elsewhere(UniformSampler):
         return 0, "no such task"
 
 
+class Fields(UniformSampler):
+    """Has a field, without which it is no dataclass of its own."""
+
+    rate: float = 0.5
+
+
 HERE = __name__
 
 
@@ -203,6 +209,7 @@ HERE = __name__
         (f"{HERE}:Nobody", r"cannot import .*:Nobody' of sampler"),
         ("json:JSONDecoder", "is not for sampler; write `class JSONDecoder\\(TaskSampler\\)`"),
         (f"{HERE}:NoDraw", "does not define next"),
+        ({"type": f"{HERE}:Fields", "rate": 2}, "not a dataclass; write `@dataclass` above"),
         ({"type": f"{HERE}:Broken", "rate": 2}, "made with rate: ZeroDivisionError: 2"),
         ({"type": f"{HERE}:Backwards", "lst": 2}, "made with lst: TypeError"),
         ({"type": "uniform", "tasks": True}, "no keys are allowed here"),
