@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentgym_train.config.rl import RLConfig
     from agentgym_train.data.collect import collect
     from agentgym_train.evaluation.report import EvalReport
-    from agentgym_train.rollout.agent import Agent, ContextReset, Message
+    from agentgym_train.rollout.agent import Agent
     from agentgym_train.rollout.horizon import Horizon
     from agentgym_train.rollout.policy import Policy
     from agentgym_train.runs.agent_trainer import AgentTrainer
@@ -29,11 +29,9 @@ __all__ = [
     "AgentTrainer",
     "Algorithm",
     "CollectConfig",
-    "ContextReset",
     "DPOConfig",
     "EvalReport",
     "Horizon",
-    "Message",
     "Policy",
     "PolicyConfig",
     "RLConfig",
@@ -49,11 +47,9 @@ _MODULES: Final = {
     "AgentTrainer": "runs.agent_trainer",
     "Algorithm": "algorithms",
     "CollectConfig": "config.collection",
-    "ContextReset": "rollout.agent",
     "DPOConfig": "config.learn",
     "EvalReport": "evaluation.report",
     "Horizon": "rollout.horizon",
-    "Message": "rollout.agent",
     "Policy": "rollout.policy",
     "PolicyConfig": "config.policy",
     "RLConfig": "config.rl",

@@ -158,7 +158,7 @@ class AgentActor(Actor):
         if not isinstance(message, Message):
             raise ConfigError(
                 f"a method of the agent {type(self.agent).__name__} returned a "
-                f"{type(message).__name__}; return an agentgym_train.Message"
+                f"{type(message).__name__}; return a Message of agentgym_train.rollout.agent"
             )
         return message
 

@@ -164,6 +164,7 @@ async def test_an_agent_whose_method_returns_a_text_is_named(make_host):
         await played(make_host(), f"{__name__}:Texts", ["1", "2"])
     (error,) = found.value.exceptions
     assert isinstance(error, ConfigError)
-    assert "a method of the agent Texts returned a str; return an agentgym_train.Message" in str(
-        error
+    assert (
+        "a method of the agent Texts returned a str; return a Message of agentgym_train.rollout.agent"
+        in str(error)
     )
