@@ -182,7 +182,7 @@ def _turn_of(output: ActorOutput, results: Sequence[_Result]) -> Turn:
         info = {**info, **WITHOUT_LOSS}
     return Turn(
         output.response,
-        str(output.action) if isinstance(output.action, str) else "",
+        str.__str__(output.action) if isinstance(output.action, str) else "",
         "\n\n".join(result.observation for result in results),
         sum((result.reward for result in results), 0.0),
         info,

@@ -109,7 +109,9 @@ async def run_episode(
                     session = await client.open()
                     if wrapping is not None:
                         session = wrapping.wrap(session)
-                outcome = await episode.play(_LimitedSession(session, limits, clock))
+                outcome = await episode.play(
+                    cast(AsyncSession, _LimitedSession(session, limits, clock))
+                )
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -147,6 +149,9 @@ class _LimitedActor:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._actor, name)
 
+    async def begin(self, session: _LimitedSession, observation: str, seed: int) -> None:
+        await self._actor.begin(session.inner, observation, seed)
+
     async def act(self) -> ActorOutput | None:
         async with self._limits.policy.call(self._clock):
             output = await self._actor.act()
@@ -160,24 +165,23 @@ class _LimitedActor:
             return await self._actor.reflection(outcome, observation)
 
 
-class _LimitedSession(AsyncSession):
-    """A session whose calls to the environment wait for a free slot."""
+class _LimitedSession:
+    """A session whose resets and steps wait for a free slot."""
 
     def __init__(self, session: AsyncSession, limits: ConcurrencyLimits, clock: Deadline) -> None:
-        super().__init__(session.state, session.gatherings)
-        self._session, self._limits, self._clock = session, limits, clock
+        self.inner, self._limits, self._clock = session, limits, clock
         self._steps = 0
 
     async def reset(
         self, *, seed: int | None = None, task: str | None = None, split: str | None = None
     ) -> ResetReply:
         async with self._limits.environment.call(self._clock, "the reset"):
-            return await self._session.reset(seed=seed, task=task, split=split)
+            return await self.inner.reset(seed=seed, task=task, split=split)
 
     async def step(self, action: str) -> StepReply:
         self._steps += 1
-        async with self._limits.environment.call(self._clock, f"turn {self._steps}"):
-            return await self._session.step(action)
+        async with self._limits.environment.call(self._clock, f"step {self._steps}"):
+            return await self.inner.step(action)
 
 
 def _out_of_time(episode: Episode, session: AsyncSession | None, clock: Deadline) -> Outcome:

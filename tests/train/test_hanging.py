@@ -50,9 +50,9 @@ class Gated(AsyncInProcessTransport):
 @pytest.mark.parametrize(
     ("tasks", "named"),
     [
-        (["5"], "turn 1 of task 5 of tests/Guess-v0"),
-        (["5", "5", "7"], "turn 1 of task 5 of tests/Guess-v0, turn 1 of task 7 of tests/Guess-v0"),
-        (["1", "2", "3", "4", "5"], "turn 1 of task 3 of tests/Guess-v0 and 2 more"),
+        (["5"], "step 1 of task 5 of tests/Guess-v0"),
+        (["5", "5", "7"], "step 1 of task 5 of tests/Guess-v0, step 1 of task 7 of tests/Guess-v0"),
+        (["1", "2", "3", "4", "5"], "step 1 of task 3 of tests/Guess-v0 and 2 more"),
     ],
 )
 def test_an_environment_that_is_waited_for_is_logged_in_one_line_and_ever_more_seldom(

@@ -170,8 +170,8 @@ def test_a_decaying_learning_rate_follows_the_longer_schedule_at_once(tmp_path):
 def test_agentevol_killed_in_an_iterations_evaluation_trains_that_iteration_no_more(tmp_path):
     run = tmp_path / "run"
     last = run / "iteration-1"
-    # The model of an iteration is there at once; while it is saved it has another name.
-    killed_when(last / "model", write_evolve(tmp_path))
+    # The last file of the model; then the evaluation begins.
+    killed_when(last / "model" / "training_args.bin", write_evolve(tmp_path))
     assert not (last / "iteration.json").exists(), "it was killed in time"
     unbroken, rows = weights(last), (last / "metrics.jsonl").read_bytes()
     assert steps_of(last) == [1, 2]

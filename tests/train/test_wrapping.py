@@ -203,8 +203,8 @@ def test_a_wrapper_that_hangs_is_named_and_its_threads_are_limited(leap_when):
 HUNG = """
 import threading, time, gymnasium, hosting
 from agentgym_train.rollout.actors import ExpertActor
-from agentgym_train.rollout.loop import EpisodeSpec
-    from agentgym_train.config.policy import RolloutLimits
+from agentgym_train.rollout.episode import EpisodeSpec
+from agentgym_train.config.policy import RolloutLimits
 from agentgym_train.rollout.runner import RolloutRunner
 
 class Hangs(gymnasium.Wrapper):
@@ -215,7 +215,7 @@ class Hangs(gymnasium.Wrapper):
         self.unwrapped._loop.call_soon_threadsafe(lambda: None)
         threading.Event().wait()
 
-limits = RolloutLimits(limits.episode_timeout_s=60.0)
+limits = RolloutLimits(episode_timeout_s=60.0)
 with RolloutRunner(hosting.GUESS, wrappers=["__main__:Hangs"], limits=limits) as runner:
     print(runner.collect(ExpertActor, [EpisodeSpec("3", 0)], 3)[0].outcome)
 """
