@@ -41,10 +41,10 @@ UNPRIVILEGED = AS_A_USER if os.geteuid() == 0 else []
 SHOWN = """
 import json, sys
 from pathlib import Path
-from agentgym_viewer.index import Index
+from agentgym_viewer.index import EpisodeIndex
 from agentgym_viewer.indexer import Indexer
 from agentgym_viewer.runs import Runs
-index = Index(Path(sys.argv[2]))
+index = EpisodeIndex(Path(sys.argv[2]))
 runs = Runs([Path(sys.argv[1])], index)
 indexer = Indexer(index)
 indexer.follow({number: runs.paths[name] for name, number in runs.ids.items()})
