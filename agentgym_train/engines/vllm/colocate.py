@@ -1,6 +1,6 @@
 """VLLMColocateEngine: vLLM in the trainer's process, on the trainer's device.
 
-vLLM's own engine runs in a separate thread with continuous batching. Knows nothing about chat or environments.
+vLLM's own engine runs in a thread with continuous batching. Knows nothing about chat or worlds.
 """
 
 from __future__ import annotations
