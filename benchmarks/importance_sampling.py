@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from agentgym_train.training.importance_sampling import ImportanceSampling
+from agentgym_train.training.advantages import ImportanceSampling
 
 LENGTHS = (200, 500, 1000, 2000, 5000)
 DRIFTS = (0.01, 0.03, 0.05)

@@ -62,7 +62,7 @@ CONFINED = {
         "agentgym_train.training.rl",
         "agentgym_train.training.sft",
         "agentgym_train.training.dpo",
-        "agentgym_train.training.reference",
+        "agentgym_train.training.update",
         "agentgym_adapters.trl_hooks",
     ),
 }

@@ -62,9 +62,9 @@ from agentgym_train.training.callbacks import (
     StopOnInterrupt,
 )
 from agentgym_train.training.checkpoints import last_checkpoint
-from agentgym_train.training.compiling import compile_layers
 from agentgym_train.training.head import set_tiles
 from agentgym_train.training.trackers import Trackers
+from agentgym_train.training.trainer import compile_layers
 
 _RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
 """What a run has once it is trained, the summary last: with it a run counts as complete."""

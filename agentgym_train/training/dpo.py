@@ -23,12 +23,10 @@ from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.adapters import adapters_for, check_reference
 from agentgym_train.training.loss import PairLoss
-from agentgym_train.training.reference import Reference
-from agentgym_train.training.row_order import row_order
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.sft import check_trl_arguments, own_share
-from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
-from agentgym_train.training.trl_values import shared_values
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer, row_order, shared_values
+from agentgym_train.training.update import Reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,21 +43,19 @@ from agentgym_train.rollout.horizon import Horizon, make_horizon
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.samplers import TaskSampler
 from agentgym_train.rollout.worlds import StepWorld, Worlds
-from agentgym_train.training.advantages import StepAdvantages
+from agentgym_train.training.advantages import ImportanceSampling, StepAdvantages
 from agentgym_train.training.agreement import FULL, HALF, Agreement, warn_of_difference
 from agentgym_train.training.batch import OverlongPenalty, Rows
 from agentgym_train.training.checkpoints import checkpoint_folder
 from agentgym_train.training.critic import Critic
 from agentgym_train.training.finite import not_finite
-from agentgym_train.training.importance_sampling import ImportanceSampling
 from agentgym_train.training.loss import RLLoss, token_weights
-from agentgym_train.training.reference import Reference
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.step_metrics import Step, StepShare, check_lost, mean
 from agentgym_train.training.token_writer import TokenWriter
-from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer, shared_values
 from agentgym_train.training.trl_rollout import trajectory_reward
-from agentgym_train.training.trl_values import shared_values
+from agentgym_train.training.update import Reference
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,8 @@ from agentgym_train.data.tokenize import IGNORED
 from agentgym_train.models.adapters import adapters_for, lora_config
 from agentgym_train.models.setup import evaluating
 from agentgym_train.training.loss import likelihood_loss
-from agentgym_train.training.row_order import row_order
 from agentgym_train.training.rows import TokenRows
-from agentgym_train.training.trainer import UNUSED, UpdatingTrainer
-from agentgym_train.training.trl_values import shared_values
+from agentgym_train.training.trainer import UNUSED, UpdatingTrainer, row_order, shared_values
 
 Row = Mapping[str, list[int]]
 """`input_ids` (T,) and `labels` (T,), -100 without loss; see `tokenize.training_row`."""

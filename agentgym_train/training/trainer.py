@@ -1,4 +1,4 @@
-"""UpdatingTrainer: what the trainers of all methods have in common, before TRL's trainers.
+"""What the trainers of all methods have in common: UpdatingTrainer, TRL's settings, row order.
 
 It overrides only what transformers documents for overriding. Models, adapters, optimizer,
 distribution, checkpoints and logging are TRL's, transformers' and Accelerate's.
@@ -6,10 +6,15 @@ distribution, checkpoints and logging are TRL's, transformers' and Accelerate's.
 
 from __future__ import annotations
 
+import os
+import random
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from datasets.utils import (
     are_progress_bars_disabled,
@@ -19,7 +24,10 @@ from datasets.utils import (
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments, set_seed
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from agentgym_env.errors import ConfigError
+from agentgym_train.config.run import RunConfig
 from agentgym_train.models.adapters import check_trained_tokens
 from agentgym_train.models.distributed import GatheredModel
 from agentgym_train.training.finite import check_gradient, check_loss, check_weights
@@ -120,3 +128,68 @@ class UpdatingTrainer(Trainer):
 
     def close(self) -> None:
         """Release what the trainer holds."""
+
+
+def shared_values(config: RunConfig, batch: int, steps: int, checkpoints: Path) -> dict[str, Any]:
+    """The values that the methods' TRL configs have in common; `batch` is of all processes."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "output_dir": str(checkpoints),
+        "run_name": Path(config.output_dir).name,
+        "max_steps": steps,
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": "linear",
+        "per_device_train_batch_size": batch // PartialState().num_processes,
+        "gradient_accumulation_steps": 1,
+        "seed": config.seed,
+        "use_cpu": not on_gpu,
+        "bf16": config.computes_in(on_gpu=on_gpu) == "bfloat16",
+        "gradient_checkpointing": on_gpu,
+        "logging_steps": 1,
+        "save_steps": config.save_every,
+        "save_total_limit": 2,
+        "disable_tqdm": True,
+        # Every weight is used in every forward pass, so there is nothing to search for.
+        "ddp_find_unused_parameters": False,
+        "report_to": "none",
+        "dataloader_num_workers": 0,
+    }
+
+
+def row_order(rows: int, wanted: int, seed: int, *, shuffle: bool = True) -> list[int]:
+    """Indices of `wanted` rows over as many epochs as needed; each epoch has every row once.
+
+    A step may span two epochs, so that all steps have the same number of rows.
+    """
+    order: list[int] = []
+    epoch = 0
+    while len(order) < wanted:
+        numbers = list(range(rows))
+        if shuffle:
+            random.Random(f"rows/{seed}/{epoch}").shuffle(numbers)
+        order += numbers
+        epoch += 1
+    return order[:wanted]
+
+
+def compile_layers(model: Any) -> None:
+    """Compile each transformer layer in place.
+
+    Layers of one kind share their code, so that this takes a minute instead of many. The names of
+    the weights stay. The hf engine samples without compiled code. Raises `ConfigError` without
+    such layers or, on a CPU, a C++ compiler.
+    """
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"torch_compile: {type(model).__name__} has no layers of transformers' kind; leave it "
+            "out"
+        )
+    if next(model.parameters()).device.type == "cpu":
+        named = (os.environ.get("CXX"), "g++", "clang++")
+        if not any(name and shutil.which(name) for name in named):
+            raise ConfigError(
+                "torch_compile: a CPU needs a C++ compiler; install g++, or leave it out"
+            )
+    for layer in layers:
+        layer.compile(dynamic=True)

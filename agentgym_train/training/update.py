@@ -5,15 +5,20 @@ It is an object of its own, so that none of its names can hide one of TRL's trai
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import Tensor
+from trl.models.utils import prepare_deepspeed, prepare_fsdp
 
 from agentgym_train.training.finite import check_gradient
+from agentgym_train.training.head import add_scoring
 from agentgym_train.training.loss import Loss, Parts, RowScores
 from agentgym_train.training.microbatches import MicroBatcher, backward
 from agentgym_train.training.rows import Layout, TokenRows, shares_rows_of
@@ -141,3 +146,44 @@ class _Sums:
 @cache
 def _warn_of_one_gpu() -> None:
     logger.warning("this process trains on one GPU; for several, set --num-processes")
+
+
+class Reference:
+    """Scores tokens as the policy did before training."""
+
+    def __init__(
+        self, model: Any, lora: Mapping[str, Any] | None, temperature: float = 1.0
+    ) -> None:
+        """Of a policy that no trainer has wrapped yet; with adapters nothing is copied."""
+        self.model: Any = None
+        """The copy, if there is one."""
+        self._without_adapters: Any = nullcontext
+        self._is_prepared = False
+        if lora is None:
+            self.model = copy.deepcopy(model).requires_grad_(False).eval()
+            add_scoring(self.model, temperature)
+
+    def prepare(self, trainer: Any, prepared: Any = None) -> None:
+        """Move the copy to the trainer's device, and shard it as the policy is.
+
+        `prepared` is the copy if TRL has done that.
+        """
+        accelerator = trainer.accelerator
+        if self._is_prepared and self.model is not None:
+            return
+        self._is_prepared = True
+        if self.model is None:
+            self._without_adapters = accelerator.unwrap_model(trainer.model).disable_adapter
+        elif prepared is not None:
+            self.model = prepared
+        elif accelerator.distributed_type == DistributedType.DEEPSPEED:
+            self.model = prepare_deepspeed(self.model, accelerator)
+        elif accelerator.distributed_type == DistributedType.FSDP:
+            self.model = prepare_fsdp(self.model, accelerator)
+        else:
+            self.model.to(accelerator.device)
+
+    def logprobs(self, update: Update, rows: TokenRows) -> Tensor:
+        """(R, W) log-probabilities of the trained tokens, 0 elsewhere. A collective."""
+        with self._without_adapters():
+            return update.logprobs(rows, self.model)

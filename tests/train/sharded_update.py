@@ -17,10 +17,10 @@ from accelerate.utils import DistributedType
 from peft import LoraConfig
 
 from agentgym_train.training.loss import RLLoss
-from agentgym_train.training.reference import Reference
 from agentgym_train.training.rows import TokenRows
 from agentgym_train.training.trainer import UNUSED
 from agentgym_train.training.trl_rollout import trajectory_reward
+from agentgym_train.training.update import Reference
 from tests.train.ragged_rows import (
     DEFAULT,
     TEMPERATURE,

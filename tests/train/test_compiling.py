@@ -7,7 +7,7 @@ import torch._dynamo
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_train.models.setup import uncompiled
-from agentgym_train.training.compiling import compile_layers
+from agentgym_train.training.trainer import compile_layers
 from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 

@@ -9,7 +9,7 @@ import torch
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.read import config_from
-from agentgym_train.training.importance_sampling import ImportanceSampling, ratio_metrics
+from agentgym_train.training.advantages import ImportanceSampling, ratio_metrics
 from tests.train.test_trainer import first_task, guesses, train_one_step
 
 pytestmark = pytest.mark.usefixtures("guess_server")

@@ -12,11 +12,10 @@ from peft import LoraConfig, get_peft_model
 
 from agentgym_env.errors import BadRequest
 from agentgym_train.config.engines import ServerSettings, engine_settings
-from agentgym_train.engines.base import EngineLost, Sampling
+from agentgym_train.engines.base import EngineLost, Sampling, UpdateGate
 from agentgym_train.engines.hf.contexts import float32_head
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.engines.hf.kv_batch import KVBatch
-from agentgym_train.engines.update_gate import UpdateGate
 from agentgym_train.engines.vllm.pool import VLLMPool
 from agentgym_train.engines.vllm.process import command_line, engine_values
 from agentgym_train.engines.vllm.server import VLLMServerEngine

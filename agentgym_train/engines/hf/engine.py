@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentgym_env.errors import ConfigError
 from agentgym_train.config.engines import HFSettings
-from agentgym_train.engines.base import EngineLost, Generation, Sampling
+from agentgym_train.engines.base import EngineLost, Generation, Sampling, UpdateGate
 from agentgym_train.engines.hf.batch import FinishedTurn, TurnBatch, TurnRequest
 from agentgym_train.engines.hf.contexts import (
     Copies,
@@ -31,7 +31,6 @@ from agentgym_train.engines.hf.contexts import (
 )
 from agentgym_train.engines.hf.graph import StaticSteps
 from agentgym_train.engines.hf.plain import PlainBatch, has_full_attention
-from agentgym_train.engines.update_gate import UpdateGate
 from agentgym_train.models.positions import layer_kinds
 from agentgym_train.models.setup import uncompiled, warn_of_slow_bfloat16
 from agentgym_train.models.weights import merged_tokens

@@ -16,8 +16,7 @@ from torch import distributed
 from agentgym_env.client.directory import Directory, directory_of
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_train.config.engines import ServerSettings
-from agentgym_train.engines.base import EngineLost, Generation, Sampling
-from agentgym_train.engines.update_gate import UpdateGate
+from agentgym_train.engines.base import EngineLost, Generation, Sampling, UpdateGate
 from agentgym_train.engines.vllm.pool import VLLMPool
 from agentgym_train.engines.vllm.process import READER
 from agentgym_train.engines.vllm.transports import (
