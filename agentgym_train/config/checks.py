@@ -144,7 +144,7 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     if not unknown:
         return
     from agentgym_train.config.old_names import instead_of
-    from agentgym_train.config.trl_keys import hint_for_trl
+    from agentgym_train.config.trainer_args import hint_for_trl
 
     old = instead_of(
         names if isinstance(names, Mapping) else dict.fromkeys(unknown, "VALUE"), valid

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import Count, NonNegative, Positive, Seed, converted_value
+from agentgym_train.config.checks import (
+    Count,
+    NonNegative,
+    Positive,
+    Seed,
+    check_keys,
+    converted_value,
+)
 from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import HORIZON, PolicyConfig, RolloutLimits
-from agentgym_train.config.trainer_args import check_trainer_args
+from agentgym_train.config.trainer_args import allowed_in, check_argument, trackers_of
 from agentgym_train.config.worlds import (
     EvalSettings,
     World,
@@ -100,17 +106,20 @@ class RunConfig(PolicyConfig):
         for name, value in (self.lora or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 converted_value(value, Positive if name == "r" else NonNegative, f"lora.{name}")
-        check_trainer_args(self.method, self.trainer_args)
-        for name, kind in (("torch_compile", bool), ("warmup_steps", NonNegative)):
-            if name in self.trainer_args:
-                converted_value(self.trainer_args[name], kind, f"trainer_args.{name}")
-        for name, value in self.trainer_args.items():
-            if isinstance(value, float) and not isfinite(value):
-                raise ConfigError(f"trainer_args.{name} must be a finite number, got {value}")
+        self._check_trainer_args()
         if self.dtype == "float16":
             raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             raise ConfigError("compute_dtype float32 needs dtype float32, got dtype bfloat16")
+
+    def _check_trainer_args(self) -> None:
+        allowed, keys = allowed_in(self.method), [f.name for f in fields(self)]
+        for name, value in self.trainer_args.items():
+            check_argument(name, value, keys)
+            kind = {"torch_compile": bool, "warmup_steps": NonNegative}.get(name, Any)
+            converted_value(value, kind, f"trainer_args.{name}")
+        check_keys(" in trainer_args", self.trainer_args, allowed)
+        trackers_of(self.trainer_args)
 
     def check_required(self) -> None:
         """Raise `ConfigError` if the model, the run folder or a needed environment is missing."""

@@ -205,7 +205,7 @@ def fields_of(kind) -> set[str]:
 
 FIELDS = {
     "engine": set().union(*map(fields_of, ENGINES.values())),
-    "trainer_args": set().union(*ALLOWED.values()),
+    "trainer_args": ALLOWED,
     "lora": fields_of(LoraConfig),
 }
 
