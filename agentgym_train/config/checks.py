@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -23,6 +23,7 @@ from typing import (
     Literal,
     Self,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -134,6 +135,15 @@ def type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a hint allows, without their bounds; of a union all, null among them."""
+    if get_origin(hint) is Annotated:
+        return kinds_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for each in get_args(hint) for kind in kinds_of(each)]
+    return [hint]
+
+
 def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raise `ConfigError` for unknown keys, with a suggestion; `names` may have their values.
 
@@ -217,9 +227,9 @@ def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
     """
     hints = get_type_hints(kind)
     check_keys(f" in {where}", values, (f.name for f in fields(kind)))  # type: ignore[arg-type]
-    plain = {int, float, bool, str, type(None)}
+    plain = {int, float, bool, str, NoneType}
     for name, value in values.items():
-        if set(get_args(hints[name]) or (hints[name],)) <= plain:
+        if plain.issuperset(kinds_of(hints[name])):
             converted_value(value, hints[name], f"{where}.{name}")
 
 
@@ -233,8 +243,8 @@ def _mappings(value: Any, hint: Any, place: str) -> Iterator[tuple[str, Any, Map
         for name, inner in type_hints(hint).items():  # type: ignore[arg-type]
             if name in value:
                 yield from _mappings(value[name], inner, f"{place}.{name}")
-    elif get_origin(hint) not in (list, dict, Literal):
-        for one in get_args(hint):
+    elif (kinds := kinds_of(hint)) != [hint]:
+        for one in kinds:
             yield from _mappings(value, one, place)
 
 
@@ -258,7 +268,7 @@ def _described(error: msgspec.ValidationError, name: str, value: Any, hint: Any)
     expected = text.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
     expected = _WORD.sub(lambda word: _WORDS[word[0]], expected).replace(" | ", " or ")
     if text.startswith("Invalid enum value"):
-        expected = f"one of {', '.join(map(str, _choices(hint)))}"
+        expected = f"one of {', '.join(map(str, choices_of(hint)))}"
     return f"{name}{path} must be {expected}, got {value!r:.80}"
 
 
@@ -266,13 +276,13 @@ def _within(hint: Any, key: str) -> Any:
     """The type of what is within a value, by a key or, if that is empty, in a list."""
     if is_dataclass(hint):
         return type_hints(hint).get(key, Any)  # type: ignore[arg-type]
-    inner = get_args(hint)
     if get_origin(hint) in (list, dict):
-        return inner[-1]
-    return next((_within(one, key) for one in inner if one is not type(None)), Any)
+        return get_args(hint)[-1]
+    inner = [one for one in kinds_of(hint) if one not in (hint, NoneType)]
+    return next((_within(one, key) for one in inner), Any)
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return tuple(value for one in get_args(hint) for value in _choices(one))
+def choices_of(hint: Any) -> list[Any]:
+    """The values that a `Literal` lists, also within a union."""
+    literals = [kind for kind in kinds_of(hint) if get_origin(kind) is Literal]
+    return [value for kind in literals for value in get_args(kind)]
