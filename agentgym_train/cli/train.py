@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from agentgym_env.cli.options import choice_option
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.trust import Trust
-from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
+from agentgym_train.config.run import ANOTHER_FOLDER
 
 METHODS = ("rl", "sft", "dpo", "evolve")
 
@@ -56,6 +55,7 @@ def train(
     the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
+    from agentgym_train.config.read import read_method_config
     from agentgym_train.runs.launch import launch_if_asked
     from agentgym_train.runs.preflight import lean_imports, obey_cpu, prepared, process_rank
     from agentgym_train.runs.stored import is_complete, resumed_config
@@ -66,7 +66,11 @@ def train(
     here = process_rank()
     console = Console(quiet=not here.is_first)
     if resume is None and config is not None:
-        values, words = _config_and_words(config, context.args)
+        if str(config).startswith("-"):
+            raise ConfigError(
+                f"write the config file before {config}: agentgym train CONFIG {config}"
+            )
+        values, words = read_method_config(config, context.args), [str(config), *context.args]
     elif resume is None:
         raise ConfigError(_WITHOUT_CONFIG)
     else:
@@ -101,17 +105,6 @@ def _print_keys(method: str, *, name_others: bool) -> None:
     if name_others:
         others = ", ".join(f"--keys {name}" for name in METHODS if name != method)
         typer.echo(f"These are the keys of {method}; for the other methods: {others}")
-
-
-def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The config with the options of the command line, and a command line without flags."""
-    from agentgym_train.config.keys import expand_flags
-    from agentgym_train.config.read import read_method_config
-
-    if str(config).startswith("-"):
-        raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
-    overrides = expand_flags(words)
-    return read_method_config(config, overrides), [str(config), *overrides]
 
 
 class _TrainCommand(TyperCommand):

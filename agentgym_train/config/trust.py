@@ -1,8 +1,8 @@
 """Which settings of a training run a run folder of somebody else may set without `--trust`.
 
-Numbers, choices among few texts, and the fields listed here are harmless whatever their value. Every
-other field of the configs, and of the settings within them, needs trust where its value is neither
-the default nor one that is known.
+Numbers, choices among few texts, and the fields listed here are harmless whatever their value.
+Every other field of the configs, and of the settings within them, needs trust where its value is
+neither the default nor one that is known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HARMLESS: Final = frozenset(
         "train_outcomes",
     }
 )  # fmt: skip
-"""Texts and mappings of a config that are harmless; numbers and choices among few texts are, too."""
+"""Texts and mappings of a config that are harmless, as numbers and choices among few texts are."""
 
 NESTED: Final[Mapping[str, frozenset[str]]] = {
     "engine": frozenset({"attention_backend", "dtype"}),
