@@ -145,7 +145,7 @@ def kinds_of(hint: Any) -> list[Any]:
 
 
 def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for unknown keys, with a suggestion; `names` may have their values.
+    """Raise `ConfigError` for unknown keys, with a suggestion.
 
     `where` is the location of the keys, such as " in trainer_args"; empty for the config itself.
     """
@@ -156,10 +156,7 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.trainer_args import hint_for_trl
 
-    old = instead_of(
-        names if isinstance(names, Mapping) else dict.fromkeys(unknown, "VALUE"), valid
-    )
-    if old:
+    if old := instead_of(unknown, valid):
         raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]
     if hints:

@@ -55,11 +55,7 @@ class SettingsOptions:
     """An option per field of a dataclass of settings; a command gets those that were given."""
 
     kind: Any
-    only: tuple[str, ...] = ()
-    """The fields; empty for all."""
     without: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    """Fields without a default that the command does not require."""
     required: Mapping[str, str] = field(default_factory=dict)
     """Fields that the command requires although they have a default -> their help."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -68,10 +64,9 @@ class SettingsOptions:
     def parameters(self) -> list[inspect.Parameter]:
         """A parameter per field; None if the option is not given."""
         about, hints = documentation(self.kind), type_hints(self.kind)
-        own = [f for f in fields(self.kind) if not self.only or f.name in self.only]
         return [
             self._parameter(f, hints[f.name], about[f.name])
-            for f in own
+            for f in fields(self.kind)
             if f.name not in self.without
         ]
 
@@ -85,8 +80,7 @@ class SettingsOptions:
         }
 
     def _parameter(self, f: Any, hint: Any, about: str) -> inspect.Parameter:
-        needed = f.default is f.default_factory is MISSING and f.name not in self.optional
-        needed = needed or f.name in self.required
+        needed = f.default is f.default_factory is MISSING or f.name in self.required
         default = None if f.default_factory is not MISSING else f.default
         choices = [str(value) for value in choices_of(hint)]
         words = [self.required.get(f.name, first_sentence(about))]

@@ -17,8 +17,6 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_gateway.settings import GatewaySettings
 from agentgym_train.cli.train import METHODS
-from agentgym_train.config.audit import AuditSettings
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.keys import (
     config_keys,
@@ -26,7 +24,7 @@ from agentgym_train.config.keys import (
     key_lines,
     world_keys,
 )
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import AuditSettings, CollectConfig, PolicyConfig
 from agentgym_train.config.read import CONFIGS, boolean_keys, method_config, parse_overrides
 from agentgym_train.config.worlds import FROM_RUN
 
