@@ -21,15 +21,12 @@ from agentgym_train.config.checks import Typed, type_hints
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.options import documentation, first_sentence
 from agentgym_train.config.read import CONFIGS
-from agentgym_train.config.rl import CORRECTIONS
+from agentgym_train.config.rl import TYPES
 from agentgym_train.config.worlds import EXPLORED_KEYS, FROM_RUN, World
-from agentgym_train.rollout.contrast import SAMPLERS
-from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import EVERY, SCHEDULES, Turns
 
 _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "engine": ENGINES, "horizon": SCHEDULES, "importance_sampling": CORRECTIONS,
-    "sampler": SAMPLERS, "admission": GATES,
+    "engine": ENGINES, "horizon": SCHEDULES, **{name: kinds for name, (_, kinds) in TYPES.items()},
 }  # fmt: skip
 """Setting with a type -> its types."""
 

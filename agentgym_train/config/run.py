@@ -39,6 +39,8 @@ class RunConfig(PolicyConfig):
     trained_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of an entry of `envs` about the episodes that the method plays to learn from; empty if
     it plays none, and so needs no environment."""
+    step_size: ClassVar[str]
+    """The key with the size of a step over all processes."""
     method: str
     """Training method: rl (the default), sft, dpo or evolve."""
     attention: str | None = None
@@ -107,6 +109,11 @@ class RunConfig(PolicyConfig):
             if isinstance(value, int | float) and not isinstance(value, bool):
                 converted_value(value, Positive if name == "r" else NonNegative, f"lora.{name}")
         self._check_trainer_args()
+        if self.temperature != 1.0 and not self.trained_keys:
+            raise ConfigError(
+                f"method {self.method} samples only in evaluation; set eval: {{temperature: VALUE}}"
+                " instead of temperature"
+            )
         if self.dtype == "float16":
             raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
@@ -131,7 +138,11 @@ class RunConfig(PolicyConfig):
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        raise NotImplementedError
+        if (size := getattr(self, self.step_size)) % processes:
+            raise ConfigError(
+                f"{self.step_size} {size} is not divisible by {processes} processes; make it a "
+                "multiple of them"
+            )
 
     def collect_command(self) -> str:
         """The command that collects an expert's episodes with this config's prompt.
@@ -165,7 +176,7 @@ class RunConfig(PolicyConfig):
             env=world.known_id,
             wrappers=self.wrappers if world.wrappers is None else world.wrappers,
             instruction=self.instruction if world.instruction is None else world.instruction,
-            split=world.split or self.trained_split,
+            split=world.split or getattr(self, "split", ""),
             horizon=horizon,
             eval=WorldEvalSettings(
                 split=own.split or run.split,
@@ -179,11 +190,6 @@ class RunConfig(PolicyConfig):
     def instructions(self) -> dict[str, str]:
         """Environment -> its system prompt, of the entries of `envs` that have one."""
         return {w.known_id: w.instruction for w in self.envs if w.instruction is not None}
-
-    @property
-    def trained_split(self) -> str:
-        """The split of the episodes that are played to learn from, if any."""
-        return ""
 
     def horizon_in(self, world: World) -> list[int] | dict[str, Any]:
         """The horizon of the episodes that are played in a world to learn from, if any."""
@@ -206,24 +212,6 @@ class RunConfig(PolicyConfig):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
         return asdict(self)
-
-
-def check_divides(config: RunConfig, name: str, processes: int) -> None:
-    """Raise `ConfigError` if a size of a step is not divisible by the number of processes."""
-    value = getattr(config, name)
-    if value % processes:
-        raise ConfigError(
-            f"{name} {value} is not divisible by {processes} processes; make it a multiple of them"
-        )
-
-
-def not_sampled(config: RunConfig) -> None:
-    """Raise `ConfigError` if a method that samples only in evaluation is given a temperature."""
-    if config.temperature != 1.0:
-        raise ConfigError(
-            f"method {config.method} samples only in evaluation; set eval: {{temperature: VALUE}} "
-            "instead of temperature"
-        )
 
 
 def check_data(sources: Sequence[str], collect: str) -> None:

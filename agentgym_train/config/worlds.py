@@ -98,7 +98,8 @@ class World(Settings):
             raise ConfigError("an entry of envs has no env; write `envs: [{env: ID}]`")
         check_fields(self)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon) if self.horizon else [])
-        check_stages(self.stages)
+        if any(turns < 1 for turns in self.stages):
+            raise ConfigError(f"horizon is at least 1, got {min(self.stages)}")
         named_wrappers(self.wrappers or [])
 
     @property
@@ -114,13 +115,6 @@ class World(Settings):
     def known_id(self) -> str:
         """The full id; an environment on a running server may be unknown here."""
         return self.env if self.servers else full_id(self.env)
-
-
-def check_stages(stages: Sequence[int]) -> None:
-    """Raise `ConfigError` for a horizon of less than one turn."""
-    for turns in stages:
-        if turns < 1:
-            raise ConfigError(f"horizon is at least 1, got {turns}")
 
 
 def check_worlds(worlds: Sequence[World], method: str, trained_keys: AbstractSet[str]) -> None:
