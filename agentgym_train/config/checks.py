@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -178,24 +178,14 @@ def type_and_fields(value: Typed) -> tuple[str, dict[str, Any]]:
     return str(rest.pop("type")), rest
 
 
-def shortest(
-    name: str, value: Typed, default: str, kinds: Mapping[str, type] = MappingProxyType({})
-) -> Typed:
-    """The value in its shortest form; a mapping without a type has the default one.
-
-    `kinds` are the settings of the types, whose defaults are left out.
-    """
+def shortest(name: str, value: Typed, default: str) -> Typed:
+    """The value in its shortest form; a mapping without a type has the default one."""
     if not isinstance(value, Mapping):
         return value
     kind = value.get("type", default)
     if not isinstance(kind, str):
         raise ConfigError(f"{name}.type must be text, got {kind!r:.80}")
-    plain = {f.name: f.default for f in fields(kinds[kind])} if kind in kinds else {}
-    rest = {
-        key: own
-        for key, own in value.items()
-        if key != "type" and (own != plain.get(key, ...) or type(own) is not type(plain[key]))
-    }
+    rest = {key: own for key, own in value.items() if key != "type"}
     return {"type": kind, **rest} if rest else kind
 
 

@@ -39,11 +39,28 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def method_config(values: Mapping[str, Any]) -> RunConfig:
-    """The config of the method that the values name; RL is the default."""
+    """The config of the method that the values name; RL is the default.
+
+    Raises `ConfigError` for an unknown key, a wrong value, or a key that is missing.
+    """
     method = values.get("method", DEFAULT)
     if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
-    return converted(values, CONFIGS[method])
+    kind = CONFIGS[method]
+    known = {f.name for f in fields(kind)}
+    inner = sorted(kind.trained_keys & values.keys() - known)
+    if inner:
+        raise ConfigError(
+            f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
+            f"{str(values[inner[0]])[:40]}}}]` instead of env"
+        )
+    check_keys("", values, known)
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
+    config = kind(**values)
+    config.check_required()
+    return config
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
@@ -52,11 +69,11 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
 
 
 def config_from(values: Mapping[str, Any]) -> RLConfig:
-    """An RL config from plain values; raises `ConfigError` on an unknown key or a wrong type."""
-    method = values.get("method", "rl")
-    if method != "rl":
-        raise ConfigError(f"an RL config is needed here, got method {method}")
-    return converted(values, RLConfig)
+    """An RL config from plain values; raises `ConfigError` as `method_config` does."""
+    config = method_config(values)
+    if not isinstance(config, RLConfig):
+        raise ConfigError(f"an RL config is needed here, got method {config.method}")
+    return config
 
 
 def stored_config(
@@ -72,24 +89,6 @@ def stored_config(
             f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
             "run.json and config.yaml, or start a new run"
         ) from error
-
-
-def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
-    """The config of one method, from plain values."""
-    known = {f.name for f in fields(kind)}
-    inner = sorted(kind.trained_keys & values.keys() - known)
-    if inner:
-        raise ConfigError(
-            f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
-            f"{str(values[inner[0]])[:40]}}}]` instead of env"
-        )
-    check_keys("", values, known)
-    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in values]:
-        raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
-    config = kind(**values)
-    config.check_required()
-    return config
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

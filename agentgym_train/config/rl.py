@@ -171,8 +171,8 @@ class RLConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.check_common()
-        for name, (default, kinds) in TYPES.items():
-            value = shortest(name, getattr(self, name), default, kinds)
+        for name, (default, _) in TYPES.items():
+            value = shortest(name, getattr(self, name), default)
             object.__setattr__(self, name, value)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon))
         _ = self.correction

@@ -31,37 +31,31 @@ FROM_RUN: Final = frozenset({"wrappers", "instruction", "split", "horizon", "eva
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSettings(Settings):
-    """The evaluations before and after training."""
-
-    split: str = "test"
-    """Held-out split that is evaluated."""
-    horizon: Count = 0
-    """Maximum turns per evaluation episode; 0 uses the (last) training horizon, or 30 without."""
-    samples: Positive = 1
-    """Episodes per held-out task."""
-    per_category: Count = 0
-    """Evaluate only this many tasks per category; 0 evaluates all."""
-    temperature: NonNegative = 1.0
-    """Sampling temperature in evaluation; 0 is greedy."""
-    before: bool = True
-    """Evaluate before training."""
-    after: bool = True
-    """Evaluate after training."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldEvalSettings(Settings):
     """The evaluation in one of the environments; what is 0 or empty is taken from the run."""
 
     split: str = ""
     """Held-out split that is evaluated."""
     horizon: Count = 0
-    """Maximum turns per evaluation episode."""
+    """Maximum turns per evaluation episode; 0 uses the (last) training horizon, or 30 without."""
     samples: Count = 0
     """Episodes per held-out task."""
     per_category: Count = 0
-    """Evaluate only this many tasks per category."""
+    """Evaluate only this many tasks per category; 0 evaluates all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings(WorldEvalSettings):
+    """The evaluations before and after training."""
+
+    split: str = "test"
+    samples: Positive = 1
+    temperature: NonNegative = 1.0
+    """Sampling temperature in evaluation; 0 is greedy."""
+    before: bool = True
+    """Evaluate before training."""
+    after: bool = True
+    """Evaluate after training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

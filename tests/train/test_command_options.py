@@ -16,7 +16,6 @@ from agentgym_env.cli.main import make_app
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_gateway.settings import GatewaySettings
-from agentgym_train.cli.train import METHODS
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.keys import (
     config_keys,
@@ -211,23 +210,12 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     assert all(re.fullmatch(r" *\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 
-@pytest.mark.parametrize("words", [["--keys"], ["--keys", "--trust"]])
-def test_keys_without_a_method_lists_those_of_rl_and_names_the_others(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["train", *words])
-    assert not end.value.code
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == key_lines("rl")
-    assert all(f"--keys {method}" in last for method in METHODS if method != "rl")
-
-
 def test_keys_names_what_a_config_must_have():
     lines = [line for line in key_lines("rl") if not line.startswith(" ")]
     required = [line.split()[0] for line in lines if "; required." in line]
     with pytest.raises(ConfigError) as error:
         method_config({"method": "rl"})
     assert sorted(re.findall(r"model|output_dir|env", str(error.value))) == sorted(required)
-    assert tuple(CONFIGS) == METHODS
 
 
 def test_rl_has_at_most_fifty_keys():
