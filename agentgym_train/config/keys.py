@@ -47,23 +47,18 @@ def config_keys(method: str) -> list[ConfigKey]:
     return _keys_of(CONFIGS[method], required)
 
 
-def world_keys(method: str) -> list[ConfigKey]:
-    """The keys of an entry of `envs` that a method uses."""
-    unused = EXPLORED_KEYS - CONFIGS[method].trained_keys
-    return [
-        key._replace(default="the run's") if key.name in FROM_RUN else key
-        for key in _keys_of(World, {"env"})
-        if key.name not in unused
-    ]
-
-
 def inner_keys(method: str, name: str) -> list[ConfigKey]:
     """The keys within a key of a method, such as `eval`, the entries of `envs`, or `horizon`.
 
     The fields of an algorithm are known where torch is loaded.
     """
     if name == "envs":
-        return world_keys(method)
+        unused = EXPLORED_KEYS - CONFIGS[method].trained_keys
+        return [
+            key._replace(default="the run's") if key.name in FROM_RUN else key
+            for key in _keys_of(World, {"env"})
+            if key.name not in unused
+        ]
     kind = get_type_hints(CONFIGS[method])[name]
     if is_dataclass(kind):
         return _keys_of(kind, set())  # type: ignore[arg-type]

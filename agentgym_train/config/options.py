@@ -147,7 +147,8 @@ def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dic
     stored = read_values(file)
     if old := instead_of(stored, SETTINGS_OF_A_RUN):
         raise ConfigError(f"{file} has keys {old}")
-    found = {name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored} | given
+    found: dict[str, Any] = {n: stored[n] for n in SETTINGS_OF_A_RUN if n in stored}
+    found.update(given)
     if "agent" not in given and "agent" in found and not is_known("agent", found["agent"]):
         raise ConfigError(
             f"the agent of {run} is code or a program, {str(found['agent'])!r}; name it with "

@@ -119,19 +119,15 @@ class RLConfig(RunConfig):
     that were informative."""
     admission: Typed = "all"
     """Which groups a step trains on: `all`; `informative` ones, whose episodes differ in return
-    (dynamic sampling, arXiv:2503.14476); or `package.module:Class`, with further fields. Of all
-    types, `max_tokens` leaves out groups with a longer episode, and `budget` is the most groups
-    that a step plays in place of others, as a share of prompts_per_step: `{type: informative,
-    budget: 2}`."""
+    (dynamic sampling, arXiv:2503.14476); or `package.module:Class`. It plays others in place of
+    the rest: `{type: informative, budget: 2}`."""
     max_policy_age: Count = 0
     """With 0, a step's episodes are played, then trained on, and every result follows from the
     seed; above 0, episodes run all the time, and groups whose oldest token is more than so many
     updates old are dropped and counted. The engine then gets new weights between turns, so it
     has weights of its own."""
     limits: RLLimits = field(default_factory=RLLimits)  # type: ignore[mutable-override]
-    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
-    where 0 sets none; `retries`, of an episode whose environment or engine was lost; and
-    `max_lost_rate`: the run stops if a step loses more than this share of its episodes."""
+    """Limits of the episodes."""
 
     algorithm: Typed = "grpo"
     """The advantage estimator: a name, `package.module:Class`, or a mapping with such a `type` and

@@ -63,16 +63,15 @@ class RunConfig(PolicyConfig):
     AGENTGYM_TOKEN. The run folder contains the name of the file, never the token."""
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
     """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
-    `wrapper: module:Class` and its keyword arguments. They change rewards and observations in
-    training and evaluation; `success` and `score` remain the environment's own."""
+    `wrapper: module:Class` and its keyword arguments. `success` and `score` remain the
+    environment's own."""
     seed: Seed = 0
     """Seed for the order of the data, environments and sampling."""
 
     concurrency: Positive = 256
     """Maximum number of concurrent episodes, over all processes."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
-    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
-    where 0 sets none, and `retries`, of an episode whose environment or engine was lost."""
+    """Limits of the episodes."""
 
     max_tokens_per_microbatch: Count = 0
     """Maximum tokens, including padding, of one forward and backward pass per process; a longer
@@ -91,8 +90,7 @@ class RunConfig(PolicyConfig):
     """Steps between checkpoints; in RL a step is a rollout with all its updates."""
 
     eval: EvalSettings = field(default_factory=EvalSettings)
-    """The evaluations: `split`, `horizon`, `samples`, `per_category`, `temperature`, `before` and
-    `after`."""
+    """The evaluations before and after training."""
 
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""

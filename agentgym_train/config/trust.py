@@ -8,7 +8,7 @@ neither the default nor one that is known.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -72,7 +72,7 @@ def names_in_run(values: Mapping[str, Any], keys: Collection[str] | None = None)
     `keys` are the keys that are looked at, by default all. Keys that no config has are left out:
     making a config of the values rejects them.
     """
-    kind = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
+    kind: Any = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
     found: dict[str, str] = {}
     hints, defaults = type_hints(kind), _defaults(kind)
     for key, value in values.items():
@@ -87,7 +87,7 @@ def is_harmless(name: str, hint: Any, listed: Collection[str] = HARMLESS) -> boo
     return name in listed or all(
         kind in (int, float, bool, NoneType)
         or get_origin(kind) is Literal
-        or (is_dataclass(kind) and all(is_harmless(*f) for f in type_hints(kind).items()))
+        or (is_dataclass(kind) and all(is_harmless(*f) for f in type_hints(kind).items()))  # type: ignore[arg-type]
         for kind in kinds_of(hint)
     )
 
@@ -146,7 +146,7 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any]) -> dict[str, str]
 
 def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
     """The same of settings within settings."""
-    kinds = ENGINES.values() if group == "engine" else ()
+    kinds: Iterable[Any] = ENGINES.values() if group == "engine" else ()
     hints = {"type": NoneType, **{k: h for kind in kinds for k, h in type_hints(kind).items()}}
     found: dict[str, str] = {}
     for key, value in values.items():

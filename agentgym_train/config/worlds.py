@@ -85,7 +85,7 @@ class World(Settings):
     """Relative frequency of its groups in RL, and of its rows in an epoch of AgentEvol, where 2
     uses each twice and 0.5 every other one."""
     eval: WorldEvalSettings = field(default_factory=WorldEvalSettings)
-    """The evaluation in this environment: `split`, `horizon`, `samples` and `per_category`."""
+    """The evaluation in this environment: split, horizon, samples and per_category."""
 
     def __post_init__(self) -> None:
         if not self.env:

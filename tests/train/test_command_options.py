@@ -21,7 +21,6 @@ from agentgym_train.config.keys import (
     config_keys,
     inner_keys,
     key_lines,
-    world_keys,
 )
 from agentgym_train.config.policy import AuditSettings, CollectConfig, PolicyConfig
 from agentgym_train.config.read import CONFIGS, boolean_keys, method_config, parse_overrides
@@ -200,8 +199,8 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
         at = next(number for number, line in enumerate(lines) if line.startswith(f"{name} "))
         below = itertools.takewhile(lambda line: line.startswith(" "), lines[at + 1 :])
         assert [line.split()[0] for line in below] == [key.name for key in inner_keys(method, name)]
-    inner = [key.name for key in world_keys(method)]
-    inherited = {key.name for key in world_keys(method) if key.default == "the run's"}
+    inner = [key.name for key in inner_keys(method, "envs")]
+    inherited = {key.name for key in inner_keys(method, "envs") if key.default == "the run's"}
     assert inherited == FROM_RUN & set(inner) and inherited < set(own)
     assert ("horizon" in inner, "tasks" in inner) == (
         method in ("rl", "evolve"),
