@@ -10,8 +10,6 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -28,11 +26,12 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from uuid import UUID
 
 import msgspec
 
 from agentgym_env.errors import ConfigError
+from agentgym_train.config.old_names import instead_of
+from agentgym_train.config.trainer_args import hint_for_trl
 
 _T = TypeVar("_T")
 
@@ -46,17 +45,9 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
-_NO_TEXT: Final = (bytes, bytearray, memoryview, Decimal, datetime, date, time, timedelta, UUID)
-"""Types of Python that msgspec would take for text."""
 _PATH: Final = re.compile(r"(.*) - at `\$(.*)`$", re.DOTALL)
 Typed = str | dict[str, Any]
 """A type by name, or a mapping with a `type` and its further fields."""
-
-SHORT: Final[Mapping[str, str]] = {
-    "agent": "type", "algorithm": "type", "engine": "type", "horizon": "turns",
-    "importance_sampling": "type", "sampler": "type", "admission": "type",
-}  # fmt: skip
-"""Key -> the field that a value other than a mapping is short for."""
 
 _WORDS: Final = {
     "int": "an integer", "float": "a number", "str": "text", "bool": "true or false",
@@ -114,7 +105,7 @@ def converted_value(value: Any, hint: Any, name: str) -> Any:
     """A value as the type that is declared for it; `name` is its place, for errors."""
     value = str(value) if isinstance(value, Path) else value
     try:
-        plain = msgspec.to_builtins(value, builtin_types=_NO_TEXT)
+        plain = msgspec.to_builtins(value)
         if isinstance(plain, str):
             plain.encode()
         for place, kind, keys in _mappings(plain, hint, ""):
@@ -153,9 +144,6 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted({str(name) for name in names} - set(valid))
     if not unknown:
         return
-    from agentgym_train.config.old_names import instead_of
-    from agentgym_train.config.trainer_args import hint_for_trl
-
     if old := instead_of(unknown, valid):
         raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]
@@ -212,7 +200,7 @@ def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
 
     Mappings, lists and enumerations are left to the library.
     """
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     check_keys(f" in {where}", values, (f.name for f in fields(kind)))  # type: ignore[arg-type]
     plain = {int, float, bool, str, NoneType}
     for name, value in values.items():

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import SHORT, check_keys, kinds_of, type_hints
+from agentgym_train.config.checks import check_keys, kinds_of, type_hints
 from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
@@ -197,8 +197,10 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             laid[first] = value
             continue
         below = laid.get(first)
-        if below is not None and not isinstance(below, Mapping) and first in SHORT:
-            below = {SHORT[first]: below}
+        if first == "horizon" and not isinstance(below, Mapping | None):
+            below = {"turns": below}
+        elif isinstance(below, str):
+            below = {"type": below}
         if below is not None and not isinstance(below, Mapping):
             raise ConfigError(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
         laid[first] = merge(below or {}, {rest: value})
