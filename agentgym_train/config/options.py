@@ -20,6 +20,7 @@ from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.checks import choices_of, converted_value, kinds_of, type_hints
 from agentgym_train.config.files import local_path, read_yaml
+from agentgym_train.config.old_names import instead_of
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN
 
 SettingsOf = Annotated[
@@ -131,13 +132,12 @@ def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dic
 
     Raises `ConfigError` for a run that cannot be read.
     """
-    from agentgym_train.config.old_names import instead_of
+    if run is None:
+        return dict(given)
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
     from agentgym_train.config.worlds import World
 
-    if run is None:
-        return dict(given)
     folder = local_path(run)
     file = folder / "config.yaml" if folder.is_dir() else folder
     if not file.is_file():
