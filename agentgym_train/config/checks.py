@@ -1,7 +1,7 @@
 """Settings: dataclasses whose fields say what they may be, and are checked when one is made.
 
 A setting with a `type`, such as `{type: ppo, lam: 0.95}`, is a text or a mapping: the text is short
-for the type alone.
+for the type alone. The type may be a class of the user's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from typing import (
 
 import msgspec
 
-from agentgym_env.errors import ConfigError
-from agentgym_train.config.old_names import instead_of
-from agentgym_train.config.trainer_args import hint_for_trl
+from agentgym_env.entry_points import load_named
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 
 _T = TypeVar("_T")
 
@@ -144,6 +143,10 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted({str(name) for name in names} - set(valid))
     if not unknown:
         return
+    # Read only for an error.
+    from agentgym_train.config.old_names import instead_of
+    from agentgym_train.config.trainer_args import hint_for_trl
+
     if old := instead_of(unknown, valid):
         raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]
@@ -195,6 +198,39 @@ def chosen(name: str, value: Typed, kinds: Mapping[str, type[_T]], further: str 
     return made(kinds[kind], rest, name, kind)
 
 
+def object_of(
+    key: str, setting: Typed, kinds: Mapping[str, type], base: type, needs: str = ""
+) -> Any:
+    """What the setting `key` describes: one of `kinds`, or `package.module:Class` with this base.
+
+    The class is a dataclass whose fields are those of the setting, or is called with them; it
+    defines the method `needs`. Raises `ConfigError` for anything else.
+    """
+    name, values = type_and_fields(setting)
+    kind = kinds.get(name) or _own(key, name, kinds, base, needs)
+    has_own_init = "__init__" in vars(kind) and "__dataclass_fields__" not in vars(kind)
+    if is_dataclass(kind) and not has_own_init:
+        return made(kind, values, key, name)
+    try:
+        return kind(**values)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        # The user's code may fail in any way.
+        raise ConfigError(
+            f"{key}: {name} cannot be made with {', '.join(values) or 'no fields'}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def imported(name: str, described: str) -> Any:
+    """What `package.module:Class` names; a `ConfigError` calls it as it is described."""
+    try:
+        return load_named(name)
+    except (BadRequest, ImportError) as error:
+        raise ConfigError(f"cannot import {described}: {error}") from error
+
+
 def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
     """Raise `ConfigError` for a key that a library lacks, or for a plain value of a wrong type.
 
@@ -206,6 +242,24 @@ def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
     for name, value in values.items():
         if plain.issuperset(kinds_of(hints[name])):
             converted_value(value, hints[name], f"{where}.{name}")
+
+
+def _own(key: str, name: str, kinds: Mapping[str, Any], base: type, needs: str) -> Any:
+    """The user's class."""
+    if ":" not in name:
+        raise ConfigError(
+            f"{key} has no type {name!r:.80}; choose from {', '.join(kinds)}, or write "
+            "package.module:Class"
+        )
+    kind = imported(name, f"{name!r} of {key}")
+    if base not in getattr(kind, "__mro__", ()):
+        raise ConfigError(
+            f"{name} is not for {key}; write `class {name.rpartition(':')[2]}({base.__name__})` "
+            f"with `from {base.__module__} import {base.__name__}`"
+        )
+    if needs and getattr(kind, needs) is getattr(base, needs):
+        raise ConfigError(f"{name} does not define {needs}, which {key} needs")
+    return kind
 
 
 def _mappings(value: Any, hint: Any, place: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

@@ -20,7 +20,6 @@ from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
 from agentgym_train.config.checks import choices_of, converted_value, kinds_of, type_hints
 from agentgym_train.config.files import local_path, read_yaml
-from agentgym_train.config.old_names import instead_of
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN
 
 SettingsOf = Annotated[
@@ -134,6 +133,7 @@ def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dic
     """
     if run is None:
         return dict(given)
+    from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
     from agentgym_train.config.worlds import World

@@ -19,11 +19,11 @@ from agentgym_train.config.checks import (
     Share,
     Typed,
     chosen,
+    object_of,
     shortest,
     type_of,
 )
 from agentgym_train.config.episodes import trained_outcomes
-from agentgym_train.config.own_class import object_of
 from agentgym_train.config.policy import HORIZON, RolloutLimits
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.worlds import TRAINED_KEYS, World

@@ -12,7 +12,7 @@ import pytest
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.own_class import object_of
+from agentgym_train.config.checks import object_of
 from agentgym_train.config.read import config_from
 from agentgym_train.config.worlds import World
 from agentgym_train.rollout.contrast import SAMPLERS
