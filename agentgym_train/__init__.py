@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agentgym_train.algorithms import Algorithm, TokenBatch
-    from agentgym_train.config.collection import CollectConfig
     from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
-    from agentgym_train.config.policy import PolicyConfig
+    from agentgym_train.config.policy import CollectConfig, PolicyConfig
     from agentgym_train.config.rl import RLConfig
     from agentgym_train.data.collect import collect
     from agentgym_train.evaluation.report import EvalReport
@@ -46,7 +45,7 @@ _MODULES: Final = {
     "AgentEvolConfig": "config.learn",
     "AgentTrainer": "runs.agent_trainer",
     "Algorithm": "algorithms",
-    "CollectConfig": "config.collection",
+    "CollectConfig": "config.policy",
     "DPOConfig": "config.learn",
     "EvalReport": "evaluation.report",
     "Horizon": "rollout.horizon",

@@ -30,7 +30,6 @@ from agentgym_env.errors import MissingExtra
 from agentgym_servers.fleet.spec import fleet_of
 from agentgym_train.algorithms import TokenBatch
 from agentgym_train.config.checks import converted_value
-from agentgym_train.config.keys import expand_flags
 from agentgym_train.config.read import method_config, read_method_config
 from agentgym_train.evaluation.suite import Suite
 from doc_blocks import ELSEWHERE, INSTALLS, LANGUAGES, PAGES, ROOT, SHELL, Block, Page, read_blocks
@@ -176,7 +175,7 @@ def test_commands_parse_and_configs_are_valid():
                 continue
             config = context.params.get("config")
             if words[1] == "train" and config and (ROOT / config).is_file():
-                read_method_config(ROOT / config, expand_flags(context.args))
+                read_method_config(ROOT / config, context.args)
 
     assert not of_blocks(rejected)
 

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from agentgym_env.cli.main import SUMMARIES, make_app
 from agentgym_env.registry import env_class, registered
-from agentgym_train.config.keys import ConfigKey, config_keys, world_keys
+from agentgym_train.config.keys import ConfigKey, config_keys, inner_keys
 from agentgym_train.config.read import CONFIGS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -156,15 +156,14 @@ def _write_keys(file: Path) -> None:
         parts += [f"## {method}", "", (inspect.getdoc(config) or "").split("\n")[0], ""]
         for key in config_keys(method):
             parts += _key(key)
-        if inner := world_keys(method):
-            parts += [f"### An entry of `envs` ({method})", ""]
-            parts += [line for key in inner for line in _key(key)]
+            inner = inner_keys(method, key.name)
+            parts += [line for each in inner for line in _key(each, f"{key.name}.")]
     _write(file, "\n".join(parts))
 
 
-def _key(key: ConfigKey) -> list[str]:
+def _key(key: ConfigKey, before: str = "") -> list[str]:
     default = key.default if key.default == "required" else f"default `{key.default}`"
-    return [f"`{key.name}`: {key.type}, {default}", f": {key.about}", ""]
+    return [f"`{before}{key.name}`: {key.type}, {default}", f": {key.about}", ""]
 
 
 # Commands

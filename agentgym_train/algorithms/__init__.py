@@ -27,8 +27,7 @@ from agentgym_train.algorithms.grpo import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
-from agentgym_train.config.checks import Typed, check_keys, made, type_and_fields
-from agentgym_train.config.own_class import imported
+from agentgym_train.config.checks import Typed, check_keys, imported, made, type_and_fields
 
 __all__ = [
     "ALGORITHMS",

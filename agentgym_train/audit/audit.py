@@ -18,9 +18,8 @@ from agentgym_env.trust import require_trust
 from agentgym_train.audit import model_rules, stored_rules, template_rules
 from agentgym_train.audit.rules import RulePassed, RuleResult, check_rule
 from agentgym_train.audit.subject import AuditedModel, StoredRun
-from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import AuditSettings, PolicyConfig
 from agentgym_train.config.read import config_from, stored_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import names_in_envs, names_in_run

@@ -15,8 +15,7 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
 from agentgym_env.wire import EnvCard
-from agentgym_train.config.audit import AuditSettings
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import AuditSettings, PolicyConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.event_loop import run_async
 from agentgym_train.rollout.actors import Actor, draw_seed

@@ -11,7 +11,7 @@ from agentgym_env.tools import ACT, ToolSpec
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.audit.episodes import Episodes, sample_episodes
 from agentgym_train.audit.rules import ConversationDifference, RuleSkipped
-from agentgym_train.config.audit import AuditSettings
+from agentgym_train.config.policy import AuditSettings
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.engines.hf.engine import HFEngine

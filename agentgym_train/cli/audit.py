@@ -12,9 +12,9 @@ from rich.console import Console
 from agentgym_env.cli.options import check_ending, with_option_groups
 from agentgym_env.errors import ConfigError
 from agentgym_env.trust import Trust
-from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
 from agentgym_train.config.options import SettingsOptions
+from agentgym_train.config.policy import AuditSettings
 
 _OPTIONS: Final = SettingsOptions(
     AuditSettings,

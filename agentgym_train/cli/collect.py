@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from agentgym_env.cli.options import TokenFile, check_folder_name, server_token, with_option_groups
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions, settings_of
+from agentgym_train.config.policy import CollectConfig
 from agentgym_train.rollout.policy_name import POLICIES
 
 _OPTIONS: Final = SettingsOptions(

@@ -24,9 +24,8 @@ from agentgym_env.cli.options import (
 from agentgym_env.errors import INTERRUPTED, ConfigError
 from agentgym_env.printable import one_line
 from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions
-from agentgym_train.config.policy import PlayConfig, PolicyConfig
+from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.evaluation.plan import (
-    DEFAULT_SPLIT,
     CandidateOptions,
     EvalPlan,
     Evaluation,
@@ -37,11 +36,7 @@ from agentgym_train.rollout.policy_name import POLICIES, PolicyName
 from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
-_ENV: Final = SettingsOptions(
-    PlayConfig,
-    only=("env", "env_kwargs", "servers", "wrappers", "horizon", "seed"),
-    optional=("env",),
-)
+_EPISODES: Final = SettingsOptions(Evaluation, without=("name",))
 _POLICY: Final = SettingsOptions(PolicyConfig, without=("model", "dtype"))
 
 _KEYS: Final = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}
@@ -86,22 +81,12 @@ class _ModelOptions:
 
 @with_option_groups
 def evaluate(
-    of_env: Annotated[dict[str, Any], _ENV],
+    episodes: Annotated[dict[str, Any], _EPISODES],
     policy: Annotated[
         list[str],
         typer.Option(help=f"{POLICIES}; LABEL=POLICY sets its name in the report; repeatable."),
     ],
     token_file: TokenFile = None,
-    split: Annotated[
-        str | None, typer.Option(help=f"Split of tasks. Default: {DEFAULT_SPLIT}.")
-    ] = None,
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Tasks instead of a split: an id, a file with one id per line, or a file of "
-            "AgentGym's with item ids; repeatable."
-        ),
-    ] = None,
     suite: Annotated[
         str | None,
         typer.Option(
@@ -110,9 +95,9 @@ def evaluate(
             "as starter:suites/paper.yaml.",
         ),
     ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Episodes per task, for pass@k. Default: 1.")
-    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed for tasks, environments and sampling.")
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -131,10 +116,6 @@ def evaluate(
         typer.Option(
             help="Label of the policy that the others are compared with. Default: the first."
         ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N tasks.")] = None,
-    per_category: Annotated[
-        int | None, typer.Option(min=1, help="Only the first N tasks of each category.")
     ] = None,
     concurrency: Annotated[
         int | None,
@@ -165,37 +146,31 @@ def evaluate(
     concurrency = concurrency or 256
     if suite is not None:
         given = {
-            "--env": of_env.get("env"), "--server": of_env.get("servers"), "--tasks": tasks,
-            "--token-file": token_file, "--wrapper": of_env.get("wrappers"), "--split": split,
+            "--env": episodes.get("env"), "--server": episodes.get("servers"),
+            "--tasks": episodes.get("tasks"), "--token-file": token_file,
+            "--wrapper": episodes.get("wrappers"), "--split": episodes.get("split"),
             "--baseline": baseline, "--json": json_path,
         }  # fmt: skip
         if others := [option for option, value in given.items() if value]:
             raise ConfigError(f"a suite has its own environments and tasks; leave out {others[0]}")
-        numbers = {"samples": samples, "limit": limit, "per_category": per_category}
-        _run_suite(suite, words, of_env, numbers, out, fresh, concurrency)
+        _run_suite(suite, words, episodes, seed, out, fresh, concurrency)
         return
     check_baseline(words.labels, baseline)
-    settings = PlayConfig(**{"env": "", **of_env})
-    found = words.policies(settings.env)
-    if not settings.env:
+    evaluation = Evaluation(**episodes)
+    found = words.policies(evaluation.env)
+    if not evaluation.env:
         raise ConfigError("name an environment with --env, or a file of several with --suite")
-    evaluation = Evaluation(
-        env=settings.env, env_kwargs=settings.env_kwargs, servers=settings.servers,
-        wrappers=settings.wrappers, split=split or DEFAULT_SPLIT, tasks=tasks or [],
-        horizon=settings.horizon, samples=samples or 1, limit=limit or 0,
-        per_category=per_category or 0,
-    )  # fmt: skip
-    token = server_token(token_file, has_server=bool(settings.servers))
+    token = server_token(token_file, has_server=bool(evaluation.servers))
     with evaluation.runner(concurrency, token) as runner:
-        plan = evaluation.plan(runner, found.settings, found.plans, settings.seed)
+        plan = evaluation.plan(runner, found.settings, found.plans, seed)
         _carry_out(plan, found.specs, runner, out, fresh, baseline, json_path)
 
 
 def _run_suite(
     file: str,
     words: CandidateOptions,
-    of_env: Mapping[str, Any],
-    numbers: Mapping[str, int | None],
+    changes: Mapping[str, Any],
+    seed: int,
     out: Path | None,
     fresh: bool,
     concurrency: int,
@@ -203,11 +178,10 @@ def _run_suite(
     """Read the suite, and run it with what the command line changes."""
     from agentgym_train.evaluation.suite import SuitePlan, read_suite, run_suite, with_options
 
-    suite = with_options(
-        read_suite(file), of_env.get("env_kwargs", {}), horizon=of_env.get("horizon"), **numbers
-    )
+    numbers = {name: changes.get(name) for name in ("horizon", "samples", "limit", "per_category")}
+    suite = with_options(read_suite(file), changes.get("env_kwargs", {}), **numbers)
     plan = SuitePlan(
-        file=file, suite=suite, labels=words.labels, seed=of_env.get("seed", 0),
+        file=file, suite=suite, labels=words.labels, seed=seed,
         policies={entry.key: words.policies(entry.env, entry.key) for entry in suite.evaluations},
         concurrency=concurrency,
     )  # fmt: skip

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from agentgym_env.cli.options import choice_option
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_lock import check_unlocked, folder_lock
 from agentgym_env.trust import Trust
-from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
-
-METHODS = ("rl", "sft", "dpo", "evolve")
+from agentgym_train.config.read import CONFIGS, read_method_config
+from agentgym_train.config.run import ANOTHER_FOLDER
 
 _WITHOUT_CONFIG = (
     "pass a config file, or a run with --resume RUN; a config of the package is "
     "starter:textcraft/quickstart.yaml"
 )
-
-_WITHOUT_METHOD = "agentgym.keys_without_method"
-"""Set in the context of a `--keys` without a method."""
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -46,7 +40,7 @@ def train(
     ] = None,
     keys: Annotated[
         str | None,
-        choice_option(METHODS, "List the keys of a method's config, RL's by default, and exit"),
+        choice_option([*CONFIGS], "List the keys of a method's config, and exit"),
     ] = None,
     trust: Trust = False,
 ) -> None:
@@ -56,17 +50,22 @@ def train(
     the file: `steps=100`, `--steps 100`, or for keys that are true or false `--keep-reasoning` and
     `--no-keep-reasoning`. `--keys rl` lists all keys of RL with their types and defaults.
     """
+    from agentgym_train.config.keys import key_lines
     from agentgym_train.runs.launch import launch_if_asked
     from agentgym_train.runs.preflight import lean_imports, obey_cpu, prepared, process_rank
     from agentgym_train.runs.stored import is_complete, resumed_config
 
     if keys is not None:
-        _print_keys(keys, name_others=_WITHOUT_METHOD in context.meta)
+        typer.echo("\n".join(key_lines(keys)))
         return
     here = process_rank()
     console = Console(quiet=not here.is_first)
     if resume is None and config is not None:
-        values, words = _config_and_words(config, context.args)
+        if str(config).startswith("-"):
+            raise ConfigError(
+                f"write the config file before {config}: agentgym train CONFIG {config}"
+            )
+        values, words = read_method_config(config, context.args), [str(config), *context.args]
     elif resume is None:
         raise ConfigError(_WITHOUT_CONFIG)
     else:
@@ -94,37 +93,4 @@ def train(
     raise typer.Exit(status)
 
 
-def _print_keys(method: str, *, name_others: bool) -> None:
-    from agentgym_train.config.keys import key_lines
-
-    typer.echo("\n".join(key_lines(method)))
-    if name_others:
-        others = ", ".join(f"--keys {name}" for name in METHODS if name != method)
-        typer.echo(f"These are the keys of {method}; for the other methods: {others}")
-
-
-def _config_and_words(config: Path, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The config with the options of the command line, and a command line without flags."""
-    from agentgym_train.config.keys import expand_flags
-    from agentgym_train.config.read import read_method_config
-
-    if str(config).startswith("-"):
-        raise ConfigError(f"write the config file before {config}: agentgym train CONFIG {config}")
-    overrides = expand_flags(words)
-    return read_method_config(config, overrides), [str(config), *overrides]
-
-
-class _TrainCommand(TyperCommand):
-    """`agentgym train`, with `--keys` alone for the keys of RL."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the method to `--keys` if none follows."""
-        at = args.index("--keys") + 1 if "--keys" in args else 0
-        if at and (at == len(args) or args[at].startswith("-")):
-            args = [*args[:at], METHODS[0], *args[at:]]
-            ctx.meta[_WITHOUT_METHOD] = True
-        return super().parse_args(ctx, args)
-
-
 train.context_settings = TAKES_OVERRIDES  # type: ignore[attr-defined]
-train.command_class = _TrainCommand  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Settings: dataclasses whose fields say what they may be, and are checked when one is made.
 
 A setting with a `type`, such as `{type: ppo, lam: 0.95}`, is a text or a mapping: the text is short
-for the type alone.
+for the type alone. The type may be a class of the user's.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -23,15 +21,16 @@ from typing import (
     Literal,
     Self,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
 )
-from uuid import UUID
 
 import msgspec
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.entry_points import load_named
+from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 
 _T = TypeVar("_T")
 
@@ -45,17 +44,9 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 
-_NO_TEXT: Final = (bytes, bytearray, memoryview, Decimal, datetime, date, time, timedelta, UUID)
-"""Types of Python that msgspec would take for text."""
 _PATH: Final = re.compile(r"(.*) - at `\$(.*)`$", re.DOTALL)
 Typed = str | dict[str, Any]
 """A type by name, or a mapping with a `type` and its further fields."""
-
-SHORT: Final[Mapping[str, str]] = {
-    "agent": "type", "algorithm": "type", "engine": "type", "horizon": "turns",
-    "importance_sampling": "type", "sampler": "type", "admission": "type",
-}  # fmt: skip
-"""Key -> the field that a value other than a mapping is short for."""
 
 _WORDS: Final = {
     "int": "an integer", "float": "a number", "str": "text", "bool": "true or false",
@@ -113,7 +104,7 @@ def converted_value(value: Any, hint: Any, name: str) -> Any:
     """A value as the type that is declared for it; `name` is its place, for errors."""
     value = str(value) if isinstance(value, Path) else value
     try:
-        plain = msgspec.to_builtins(value, builtin_types=_NO_TEXT)
+        plain = msgspec.to_builtins(value)
         if isinstance(plain, str):
             plain.encode()
         for place, kind, keys in _mappings(plain, hint, ""):
@@ -134,8 +125,17 @@ def type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a hint allows, without their bounds; of a union all, null among them."""
+    if get_origin(hint) is Annotated:
+        return kinds_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for each in get_args(hint) for kind in kinds_of(each)]
+    return [hint]
+
+
 def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise `ConfigError` for unknown keys, with a suggestion; `names` may have their values.
+    """Raise `ConfigError` for unknown keys, with a suggestion.
 
     `where` is the location of the keys, such as " in trainer_args"; empty for the config itself.
     """
@@ -143,13 +143,11 @@ def check_keys(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted({str(name) for name in names} - set(valid))
     if not unknown:
         return
+    # Read only for an error.
     from agentgym_train.config.old_names import instead_of
-    from agentgym_train.config.trl_keys import hint_for_trl
+    from agentgym_train.config.trainer_args import hint_for_trl
 
-    old = instead_of(
-        names if isinstance(names, Mapping) else dict.fromkeys(unknown, "VALUE"), valid
-    )
-    if old:
+    if old := instead_of(unknown, valid):
         raise ConfigError(f"keys{where} {old}")
     hints = [hint for name in unknown if (hint := hint_for_trl(name, valid))]
     if hints:
@@ -171,24 +169,14 @@ def type_and_fields(value: Typed) -> tuple[str, dict[str, Any]]:
     return str(rest.pop("type")), rest
 
 
-def shortest(
-    name: str, value: Typed, default: str, kinds: Mapping[str, type] = MappingProxyType({})
-) -> Typed:
-    """The value in its shortest form; a mapping without a type has the default one.
-
-    `kinds` are the settings of the types, whose defaults are left out.
-    """
+def shortest(name: str, value: Typed, default: str) -> Typed:
+    """The value in its shortest form; a mapping without a type has the default one."""
     if not isinstance(value, Mapping):
         return value
     kind = value.get("type", default)
     if not isinstance(kind, str):
         raise ConfigError(f"{name}.type must be text, got {kind!r:.80}")
-    plain = {f.name: f.default for f in fields(kinds[kind])} if kind in kinds else {}
-    rest = {
-        key: own
-        for key, own in value.items()
-        if key != "type" and (own != plain.get(key, ...) or type(own) is not type(plain[key]))
-    }
+    rest = {key: own for key, own in value.items() if key != "type"}
     return {"type": kind, **rest} if rest else kind
 
 
@@ -210,17 +198,68 @@ def chosen(name: str, value: Typed, kinds: Mapping[str, type[_T]], further: str 
     return made(kinds[kind], rest, name, kind)
 
 
+def object_of(
+    key: str, setting: Typed, kinds: Mapping[str, type], base: type, needs: str = ""
+) -> Any:
+    """What the setting `key` describes: one of `kinds`, or `package.module:Class` with this base.
+
+    The class is a dataclass whose fields are those of the setting, or is called with them; it
+    defines the method `needs`. Raises `ConfigError` for anything else.
+    """
+    name, values = type_and_fields(setting)
+    kind = kinds.get(name) or _own(key, name, kinds, base, needs)
+    has_own_init = "__init__" in vars(kind) and "__dataclass_fields__" not in vars(kind)
+    if is_dataclass(kind) and not has_own_init:
+        return made(kind, values, key, name)
+    try:
+        return kind(**values)
+    except AgentGymError:
+        raise
+    except Exception as error:
+        # The user's code may fail in any way.
+        raise ConfigError(
+            f"{key}: {name} cannot be made with {', '.join(values) or 'no fields'}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def imported(name: str, described: str) -> Any:
+    """What `package.module:Class` names; a `ConfigError` calls it as it is described."""
+    try:
+        return load_named(name)
+    except (BadRequest, ImportError) as error:
+        raise ConfigError(f"cannot import {described}: {error}") from error
+
+
 def check_arguments(where: str, values: Mapping[str, Any], kind: type) -> None:
     """Raise `ConfigError` for a key that a library lacks, or for a plain value of a wrong type.
 
     Mappings, lists and enumerations are left to the library.
     """
-    hints = get_type_hints(kind)
+    hints = type_hints(kind)
     check_keys(f" in {where}", values, (f.name for f in fields(kind)))  # type: ignore[arg-type]
-    plain = {int, float, bool, str, type(None)}
+    plain = {int, float, bool, str, NoneType}
     for name, value in values.items():
-        if set(get_args(hints[name]) or (hints[name],)) <= plain:
+        if plain.issuperset(kinds_of(hints[name])):
             converted_value(value, hints[name], f"{where}.{name}")
+
+
+def _own(key: str, name: str, kinds: Mapping[str, Any], base: type, needs: str) -> Any:
+    """The user's class."""
+    if ":" not in name:
+        raise ConfigError(
+            f"{key} has no type {name!r:.80}; choose from {', '.join(kinds)}, or write "
+            "package.module:Class"
+        )
+    kind = imported(name, f"{name!r} of {key}")
+    if base not in getattr(kind, "__mro__", ()):
+        raise ConfigError(
+            f"{name} is not for {key}; write `class {name.rpartition(':')[2]}({base.__name__})` "
+            f"with `from {base.__module__} import {base.__name__}`"
+        )
+    if needs and getattr(kind, needs) is getattr(base, needs):
+        raise ConfigError(f"{name} does not define {needs}, which {key} needs")
+    return kind
 
 
 def _mappings(value: Any, hint: Any, place: str) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
@@ -233,8 +272,8 @@ def _mappings(value: Any, hint: Any, place: str) -> Iterator[tuple[str, Any, Map
         for name, inner in type_hints(hint).items():  # type: ignore[arg-type]
             if name in value:
                 yield from _mappings(value[name], inner, f"{place}.{name}")
-    elif get_origin(hint) not in (list, dict, Literal):
-        for one in get_args(hint):
+    elif (kinds := kinds_of(hint)) != [hint]:
+        for one in kinds:
             yield from _mappings(value, one, place)
 
 
@@ -258,7 +297,7 @@ def _described(error: msgspec.ValidationError, name: str, value: Any, hint: Any)
     expected = text.replace("`", "").removeprefix("Expected ").partition(", got ")[0]
     expected = _WORD.sub(lambda word: _WORDS[word[0]], expected).replace(" | ", " or ")
     if text.startswith("Invalid enum value"):
-        expected = f"one of {', '.join(map(str, _choices(hint)))}"
+        expected = f"one of {', '.join(map(str, choices_of(hint)))}"
     return f"{name}{path} must be {expected}, got {value!r:.80}"
 
 
@@ -266,13 +305,13 @@ def _within(hint: Any, key: str) -> Any:
     """The type of what is within a value, by a key or, if that is empty, in a list."""
     if is_dataclass(hint):
         return type_hints(hint).get(key, Any)  # type: ignore[arg-type]
-    inner = get_args(hint)
     if get_origin(hint) in (list, dict):
-        return inner[-1]
-    return next((_within(one, key) for one in inner if one is not type(None)), Any)
+        return get_args(hint)[-1]
+    inner = [one for one in kinds_of(hint) if one not in (hint, NoneType)]
+    return next((_within(one, key) for one in inner), Any)
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    return tuple(value for one in get_args(hint) for value in _choices(one))
+def choices_of(hint: Any) -> list[Any]:
+    """The values that a `Literal` lists, also within a union."""
+    literals = [kind for kind in kinds_of(hint) if get_origin(kind) is Literal]
+    return [value for kind in literals for value in get_args(kind)]

@@ -95,17 +95,12 @@ def trained_outcomes(names: Iterable[str]) -> frozenset[str]:
     episodes are not allowed, since they contain no information about the policy.
     """
     chosen = frozenset(names)
-    unknown = sorted(chosen - set(get_args(Outcome)))
-    if unknown:
+    allowed = [outcome for outcome in get_args(Outcome) if outcome in TEACHES]
+    if wrong := sorted(chosen - TEACHES):
         raise ConfigError(
-            f"unknown outcome {', '.join(unknown)}; choose from {', '.join(get_args(Outcome))}"
-        )
-    lost = sorted(chosen - TEACHES)
-    if lost:
-        raise ConfigError(
-            f"{', '.join(lost)} cannot be trained on: the episode is lost, its reward unknown. "
-            f"Choose from {', '.join(o for o in get_args(Outcome) if o in TEACHES)}"
+            f"train_outcomes has {', '.join(wrong)}; choose from {', '.join(allowed)}. Episodes "
+            "with another outcome are lost, and their reward is unknown"
         )
     if not chosen:
-        raise ConfigError("no outcome to train on; name at least one, such as success")
+        raise ConfigError(f"train_outcomes is empty; choose from {', '.join(allowed)}")
     return chosen

@@ -1,11 +1,10 @@
-"""The keys of the configs: their types, defaults and descriptions, and flags for them."""
+"""The keys of the configs: their types, defaults and descriptions."""
 
 from __future__ import annotations
 
-import re
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -18,25 +17,18 @@ from typing import (
     get_type_hints,
 )
 
-from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import Typed, check_keys, type_hints
+from agentgym_train.config.checks import Typed, type_hints
 from agentgym_train.config.engines import ENGINES
-from agentgym_train.config.files import read_yaml
-from agentgym_train.config.old_names import MOVED, REMOVED
 from agentgym_train.config.options import documentation, first_sentence
 from agentgym_train.config.read import CONFIGS
-from agentgym_train.config.rl import CORRECTIONS
+from agentgym_train.config.rl import TYPES
 from agentgym_train.config.worlds import EXPLORED_KEYS, FROM_RUN, World
-from agentgym_train.rollout.contrast import SAMPLERS
-from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import EVERY, SCHEDULES, Turns
 
 _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "engine": ENGINES, "horizon": SCHEDULES, "importance_sampling": CORRECTIONS,
-    "sampler": SAMPLERS, "admission": GATES,
+    "engine": ENGINES, "horizon": SCHEDULES, **{name: kinds for name, (_, kinds) in TYPES.items()},
 }  # fmt: skip
 """Setting with a type -> its types."""
-_UNIONS: Final = (None, Union, types.UnionType)
 
 
 class ConfigKey(NamedTuple):
@@ -49,64 +41,10 @@ class ConfigKey(NamedTuple):
     about: str
 
 
-def expand_flags(words: Sequence[str]) -> list[str]:
-    """Write boolean flags as values: `--keep-reasoning` is `keep_reasoning=true`.
-
-    `--no-keep-reasoning` is `keep_reasoning=false`. A boolean key takes the next word as its value
-    only if that word is a boolean or null; any other key takes the next word whatever it is.
-    """
-    booleans = boolean_keys()
-    known = {field.name for config in CONFIGS.values() for field in fields(config)}
-    expanded, left = [], list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, _ = word.removeprefix("--").partition("=")
-        key = name.replace("-", "_")
-        negated = key.removeprefix("no_") if key.startswith("no_") else ""
-        next_is_value = bool(left) and _is_flag_value(left[0])
-        inner, within = "." in key, negated.partition(".")[0] in known and "." in negated
-        is_old = negated in MOVED or negated in REMOVED  # to be rejected with its name today
-        if (negated in booleans or within or is_old) and word.startswith("--"):
-            if equals or next_is_value:
-                positive = name.removeprefix("no-").removeprefix("no_")
-                raise ConfigError(
-                    f"--{name} has no value; write --{positive}=true or --{positive}=false"
-                )
-            expanded.append(f"{negated}=false")
-        elif equals or not word.startswith("--"):
-            expanded.append(word)
-        elif key in booleans or (inner and (not left or left[0].startswith("--"))):
-            # Which fields a type has, and which are true or false, is not known here.
-            expanded.append(f"{key}={left.pop(0) if next_is_value else 'true'}")
-        else:
-            check_keys("", [key.partition(".")[0]], known)
-            expanded += [word, *left[:1]]
-            del left[:1]
-    return expanded
-
-
-def boolean_keys() -> frozenset[str]:
-    """The keys of all methods that are true or false, such as `eval.before`.
-
-    A key has the same type in each method.
-    """
-    return frozenset(key for config in CONFIGS.values() for key in _booleans(config))
-
-
 def config_keys(method: str) -> list[ConfigKey]:
     """The keys of a method: its own, then those that all methods share."""
     required = {"model", "output_dir"} | ({"env"} if CONFIGS[method].trained_keys else set())
     return _keys_of(CONFIGS[method], required)
-
-
-def world_keys(method: str) -> list[ConfigKey]:
-    """The keys of an entry of `envs` that a method uses."""
-    unused = EXPLORED_KEYS - CONFIGS[method].trained_keys
-    return [
-        key._replace(default="the run's") if key.name in FROM_RUN else key
-        for key in _keys_of(World, {"env"})
-        if key.name not in unused
-    ]
 
 
 def inner_keys(method: str, name: str) -> list[ConfigKey]:
@@ -115,7 +53,12 @@ def inner_keys(method: str, name: str) -> list[ConfigKey]:
     The fields of an algorithm are known where torch is loaded.
     """
     if name == "envs":
-        return world_keys(method)
+        unused = EXPLORED_KEYS - CONFIGS[method].trained_keys
+        return [
+            key._replace(default="the run's") if key.name in FROM_RUN else key
+            for key in _keys_of(World, {"env"})
+            if key.name not in unused
+        ]
     kind = get_type_hints(CONFIGS[method])[name]
     if is_dataclass(kind):
         return _keys_of(kind, set())  # type: ignore[arg-type]
@@ -132,21 +75,6 @@ def key_lines(method: str) -> list[str]:
         lines.append(_line_of(key))
         lines += [f"  {_line_of(inner, width=28)}" for inner in inner_keys(method, key.name)]
     return lines
-
-
-def _booleans(config: type, place: str = "") -> Iterator[str]:
-    for name, hint in get_type_hints(config).items():
-        if is_dataclass(hint):
-            yield from _booleans(hint, f"{place}{name}.")  # type: ignore[arg-type]
-        elif bool in (hint, *get_args(hint)) and get_origin(hint) in _UNIONS:
-            yield place + name
-
-
-def _is_flag_value(word: str) -> bool:
-    """Whether a word is true, false, yes, no, on, off or null in YAML."""
-    return bool(re.fullmatch(r"[A-Za-z]+", word)) and isinstance(
-        read_yaml(word), bool | types.NoneType
-    )
 
 
 def _keys_of(config: type, required: set[str]) -> list[ConfigKey]:
@@ -186,27 +114,19 @@ def _line_of(key: ConfigKey, width: int = 30) -> str:
 
 
 def _type_name(hint: Any) -> str:
-    if hint is types.NoneType:
-        return "null"
-    if get_origin(hint) is Annotated:
-        kind, *bounds = get_args(hint)
-        signs = (("ge", ">="), ("gt", ">"), ("le", "<="))
-        limits = [
-            f"{sign} {limit}"
-            for bound in bounds
-            for name, sign in signs
-            if (limit := getattr(bound, name)) is not None
-        ]
-        return f"{_type_name(kind)} {' and '.join(limits)}"
-    if get_origin(hint) in (Union, types.UnionType):
-        return " | ".join(map(_type_name, get_args(hint)))
-    if get_origin(hint) is Literal:
-        return " | ".join(map(str, get_args(hint)))
-    if get_origin(hint) is list:
-        return f"list of {_type_name(get_args(hint)[0]).replace(' | ', ' or ')}"
-    if get_origin(hint) is dict:
-        return "mapping"
-    names = {bool: "true | false", float: "number", int: "integer", str: "text"}
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        signs = {"ge": ">=", "gt": ">", "le": "<="}
+        bounds = [(sign, getattr(inner[1], name)) for name, sign in signs.items()]
+        limits = " and ".join(f"{sign} {limit}" for sign, limit in bounds if limit is not None)
+        return f"{_type_name(inner[0])} {limits}"
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type_name, inner))
+    if origin is Literal:
+        return " | ".join(map(str, inner))
+    if origin is list:
+        return f"list of {_type_name(inner[0]).replace(' | ', ' or ')}"
+    names = {bool: "true | false", float: "number", int: "integer", str: "text", NoneType: "null"}
     return names.get(hint, "mapping")
 
 

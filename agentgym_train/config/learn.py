@@ -10,17 +10,40 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.config.checks import AboveZero, Count, NonNegative, Positive
 from agentgym_train.config.episodes import EpisodeFilter, PairRules
 from agentgym_train.config.policy import HORIZON
-from agentgym_train.config.run import RunConfig, check_data, check_divides, not_sampled
+from agentgym_train.config.run import RunConfig, check_data
 from agentgym_train.config.worlds import EXPLORED_KEYS, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SFTConfig(RunConfig):
+class DataConfig(RunConfig):
+    """The fields of the methods that learn from recorded episodes."""
+
+    step_size: ClassVar[str] = "rows_per_step"
+    data: list[str]
+    """Run folders, or files in one of the formats of `agentgym export`."""
+    epochs: AboveZero = 1.0
+    """Passes over the data, of AgentEvol in each iteration."""
+    steps: Count = 0
+    """Optimizer steps, of AgentEvol in each iteration; 0 derives them from `epochs`."""
+    learning_rate: NonNegative = 1e-5
+    """Peak learning rate."""
+
+    def check_processes(self, processes: int) -> None:
+        """Raise `ConfigError` if data is missing, or a step indivisible by the processes."""
+        RunConfig.check_processes(self, processes)
+        if self.data or not self.trained_keys:
+            check_data(self.data, self.collect_command())
+
+    def steps_of(self, rows: int) -> int:
+        """Optimizer steps of a run over this many rows, or pairs."""
+        return self.steps or max(1, round(self.epochs * rows / getattr(self, self.step_size)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTConfig(DataConfig):
     """Settings of supervised fine-tuning on the responses of recorded episodes."""
 
     method: Literal["sft"] = "sft"  # type: ignore[mutable-override]
-    data: list[str]
-    """Run folders, or files in one of the formats of `agentgym export`."""
     success: bool = True
     """Use only episodes that solved their task."""
     min_reward: float | None = None
@@ -35,52 +58,30 @@ class SFTConfig(RunConfig):
     rows_per_step: Positive = 16
     """Rows of tokens per optimizer step, over all processes. An episode is one row, unless the
     agent started new contexts."""
-    epochs: AboveZero = 1.0
-    """Passes over the data."""
-    steps: Count = 0
-    """Optimizer steps; 0 derives them from `epochs`."""
     shuffle: bool = True
     """Shuffle the rows in each epoch; false keeps their order (a curriculum)."""
     packing: bool | None = None
     """Concatenate several rows into one without attention between them. Null does so where the
     attention kernel supports it (FlashAttention); true always; false never. The loss is the same.
     """
-    learning_rate: NonNegative = 1e-5
-    """Peak learning rate."""
 
     def __post_init__(self) -> None:
         self.check_common()
-        not_sampled(self)
         _ = self.keep
-
-    def check_processes(self, processes: int) -> None:
-        """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        check_divides(self, "rows_per_step", processes)
-        check_data(self.data, self.collect_command())
 
     @property
     def keep(self) -> EpisodeFilter:
         """Which episodes are used."""
-        return EpisodeFilter(
-            success=self.success,
-            min_reward=self.min_reward,
-            min_turns=self.min_turns,
-            max_turns=self.max_turns,
-            unique=self.unique,
-        )
-
-    def steps_of(self, rows: int) -> int:
-        """Optimizer steps of a run over this many rows."""
-        return self.steps or max(1, round(self.epochs * rows / self.rows_per_step))
+        names = ("success", "min_reward", "min_turns", "max_turns", "unique")
+        return EpisodeFilter(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DPOConfig(RunConfig):
+class DPOConfig(DataConfig):
     """Settings of DPO on pairs of recorded episodes with the same start."""
 
+    step_size: ClassVar[str] = "pairs_per_step"
     method: Literal["dpo"] = "dpo"  # type: ignore[mutable-override]
-    data: list[str]
-    """Run folders, or files in one of the formats of `agentgym export`."""
     shorter: bool = False
     """Of two successes, prefer the one with fewer turns. A success is always preferred to an
     episode without success."""
@@ -94,35 +95,21 @@ class DPOConfig(RunConfig):
     """Strength of the regularization towards the initial policy."""
     pairs_per_step: Positive = 16
     """Pairs per optimizer step, over all processes."""
-    epochs: AboveZero = 1.0
-    """Passes over the pairs."""
-    steps: Count = 0
-    """Optimizer steps; 0 derives them from `epochs`."""
     learning_rate: NonNegative = 5e-7
     """Peak learning rate."""
 
     def __post_init__(self) -> None:
         self.check_common()
-        not_sampled(self)
         _ = self.pair_rules
-
-    def check_processes(self, processes: int) -> None:
-        """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        check_divides(self, "pairs_per_step", processes)
-        check_data(self.data, self.collect_command())
 
     @property
     def pair_rules(self) -> PairRules:
         """When one episode is preferred to another."""
         return PairRules(self.shorter, self.reward_gap, self.pairs_per_start or None)
 
-    def steps_of(self, pairs: int) -> int:
-        """Optimizer steps of a run over this many pairs."""
-        return self.steps or max(1, round(self.epochs * pairs / self.pairs_per_step))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentEvolConfig(RunConfig):
+class AgentEvolConfig(DataConfig):
     """Settings of AgentEvol (arXiv:2406.04151): explore, select, and fine-tune the base policy.
 
     The first iteration learns from the demonstrations. Each further one explores every environment
@@ -155,14 +142,8 @@ class AgentEvolConfig(RunConfig):
 
     rows_per_step: Positive = 32
     """Rows of tokens per optimizer step, over all processes."""
-    epochs: AboveZero = 1.0
-    """Passes over the data per iteration."""
-    steps: Count = 0
-    """Optimizer steps per iteration; 0 derives them from `epochs`."""
     packing: bool | None = None
     """As in `method: sft`."""
-    learning_rate: NonNegative = 1e-5
-    """Peak learning rate."""
 
     def __post_init__(self) -> None:
         self.check_common()
@@ -173,17 +154,6 @@ class AgentEvolConfig(RunConfig):
         ]
         if staged:
             raise ConfigError(f"{staged[0]} in envs: horizon is one number with method evolve")
-
-    def check_processes(self, processes: int) -> None:
-        """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        check_divides(self, "rows_per_step", processes)
-        if self.data:
-            check_data(self.data, self.collect_command())
-
-    @property
-    def trained_split(self) -> str:
-        """The split whose tasks are explored."""
-        return self.split
 
     def horizon_in(self, world: World) -> list[int]:
         """The horizon of the exploration of a world."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
-
-import yaml
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 MOVED: Final[Mapping[str, str]] = {
     "async_steps": "max_policy_age",
@@ -83,30 +81,17 @@ REMOVED: Final[Mapping[str, str]] = {
 """Key -> what holds now."""
 
 
-def instead_of(values: Mapping[str, Any], valid: Collection[str]) -> str:
+def instead_of(names: Iterable[str], valid: Collection[str]) -> str:
     """What to write instead of the keys of an earlier version; empty if there are none.
 
     `valid` are the keys of today where these are.
     """
-    old = [name for name in values if name in MOVED and name not in valid]
-    moved = [name for name in old if MOVED[name].partition(".")[0] in valid]
-    new: dict[str, Any] = {}
-    for name in moved:
-        key, _, field = MOVED[name].partition(".")
-        value = {field: values[name]} if field else values[name]
-        both = isinstance(value, Mapping) and isinstance(new.get(key), Mapping)
-        new[key] = {**new[key], **value} if both else value
-    written = {key: _EXAMPLES.get(key) or _as_yaml({key: value}) for key, value in new.items()}
     said = []
-    if moved:
-        lines = ", ".join(f"`{line}`" for line in written.values())
-        said.append(f"{', '.join(moved)}: write {lines} instead")
-    if "algorithm" in valid:
-        said += [f"leave out {name}: {REMOVED[name]}" for name in values if name in REMOVED]
+    for name in names:
+        key, _, field = MOVED.get(name, "").partition(".")
+        if name not in valid and key in valid:
+            written = f"{key}: {{{field}: VALUE}}" if field else f"{key}: VALUE"
+            said.append(f"{name}: write `{_EXAMPLES.get(key, written)}` instead")
+        elif "algorithm" in valid and name in REMOVED:
+            said.append(f"leave out {name}: {REMOVED[name]}")
     return f"of an earlier version: {'; '.join(said)}" if said else ""
-
-
-def _as_yaml(value: Any) -> str:
-    """A mapping as one line of YAML."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=1_000, sort_keys=False)
-    return text.strip()[1:-1]

@@ -6,11 +6,11 @@ import ast
 import inspect
 import itertools
 import re
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Final, get_origin
 
 import typer
 import yaml
@@ -18,7 +18,7 @@ import yaml
 from agentgym_env.errors import BadRequest, ConfigError
 from agentgym_env.registry import plain_name
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import converted_value, type_hints
+from agentgym_train.config.checks import choices_of, converted_value, kinds_of, type_hints
 from agentgym_train.config.files import local_path, read_yaml
 from agentgym_train.config.policy import SETTINGS_OF_A_RUN
 
@@ -34,12 +34,12 @@ SettingsOf = Annotated[
 
 _SENTENCE: Final = re.compile(r"(?<=[^.]\.)\s")
 
-_OLD: Final[Mapping[str, tuple[bool, str]]] = {
-    "--cuda-graphs": (True, "--engine '{type: hf, cuda_graphs: true}'"),
-    "--dtype": (False, "--compute-dtype; it sets the data type of forward passes"),
-    "--gateway": (False, "part of --agent: --agent '{type: \"command:PROGRAM\", port: 8100}'"),
+_OLD: Final[Mapping[str, str]] = {
+    "--cuda-graphs": "--engine '{type: hf, cuda_graphs: true}'",
+    "--dtype": "--compute-dtype; it sets the data type of forward passes",
+    "--gateway": "part of --agent: --agent '{type: \"command:PROGRAM\", port: 8100}'",
 }
-"""Option of `agentgym eval` and `collect` -> (whether it had no value, what to write instead)."""
+"""Option of earlier versions -> what to write instead."""
 
 _NAMES: Final[Mapping[str, str]] = {
     "model": "--policy",
@@ -55,11 +55,7 @@ class SettingsOptions:
     """An option per field of a dataclass of settings; a command gets those that were given."""
 
     kind: Any
-    only: tuple[str, ...] = ()
-    """The fields; empty for all."""
     without: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    """Fields without a default that the command does not require."""
     required: Mapping[str, str] = field(default_factory=dict)
     """Fields that the command requires although they have a default -> their help."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -68,10 +64,9 @@ class SettingsOptions:
     def parameters(self) -> list[inspect.Parameter]:
         """A parameter per field; None if the option is not given."""
         about, hints = documentation(self.kind), type_hints(self.kind)
-        own = [f for f in fields(self.kind) if not self.only or f.name in self.only]
         return [
             self._parameter(f, hints[f.name], about[f.name])
-            for f in own
+            for f in fields(self.kind)
             if f.name not in self.without
         ]
 
@@ -85,10 +80,9 @@ class SettingsOptions:
         }
 
     def _parameter(self, f: Any, hint: Any, about: str) -> inspect.Parameter:
-        needed = f.default is f.default_factory is MISSING and f.name not in self.optional
-        needed = needed or f.name in self.required
+        needed = f.default is f.default_factory is MISSING or f.name in self.required
         default = None if f.default_factory is not MISSING else f.default
-        choices = [str(value) for value in _literal(hint)]
+        choices = [str(value) for value in choices_of(hint)]
         words = [self.required.get(f.name, first_sentence(about))]
         words += [f"{', '.join(choices)}."] * bool(choices)
         if f.name in self.defaults:
@@ -96,12 +90,13 @@ class SettingsOptions:
         elif not needed and default not in (None, "", MISSING) and default is not False:
             words.append(f"Default: {default}.")
         text = " ".join(words).replace("[", r"\[")  # rich reads brackets as markup
-        option = typer.Option(*_option_names(f.name, hint), help=text)
+        name, kind = _option(f.name), _typer_type(hint)
+        spelled = f"{name}/--no-{name[2:]}" if kind is bool else name
         return inspect.Parameter(
             f.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if needed else None,
-            annotation=Annotated[_typer_type(hint) if needed else _typer_type(hint) | None, option],
+            annotation=Annotated[kind if needed else kind | None, typer.Option(spelled, help=text)],
         )
 
 
@@ -109,25 +104,26 @@ class OldOptions:
     """Hidden options of earlier versions, which are rejected with what to write instead."""
 
     def __init__(self, *names: str) -> None:
-        self._names = names
+        self._names = {name[2:].replace("-", "_"): name for name in names}
 
     def parameters(self) -> list[inspect.Parameter]:
         """A parameter per option."""
+        kinds = {name: bool if name == "cuda_graphs" else str for name in self._names}
         return [
             inspect.Parameter(
-                name.removeprefix("--").replace("-", "_"),
+                name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[
-                    (bool if _OLD[name][0] else str) | None,
-                    typer.Option(name, hidden=True, callback=_rejection(name)),
-                ],
+                annotation=Annotated[kinds[name] | None, typer.Option(option, hidden=True)],
             )
-            for name in self._names
+            for name, option in self._names.items()
         ]
 
     def value(self, options: dict[str, Any]) -> None:
-        """Nothing."""
+        """Raise `ConfigError` if one was given."""
+        for name, value in options.items():
+            if value is not None:
+                raise ConfigError(f"{self._names[name]} is now {_OLD[self._names[name]]}")
 
 
 def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dict[str, Any]:
@@ -135,31 +131,27 @@ def settings_of(run: str | None, given: Mapping[str, Any], env: str = "") -> dic
 
     Raises `ConfigError` for a run that cannot be read.
     """
-    return dict(given) if run is None else _stored_settings(run, env, given) | dict(given)
-
-
-def _stored_settings(path: str, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run's policy in an environment, without those that are given."""
+    if run is None:
+        return dict(given)
     from agentgym_train.config.old_names import instead_of
     from agentgym_train.config.read import read_values
     from agentgym_train.config.trust import is_known
     from agentgym_train.config.worlds import World
 
-    folder = local_path(path)
+    folder = local_path(run)
     file = folder / "config.yaml" if folder.is_dir() else folder
     if not file.is_file():
         raise ConfigError(
-            f"--settings-of {path} is neither the folder of a training run nor its config file"
+            f"--settings-of {run} is neither the folder of a training run nor its config file"
         )
     stored = read_values(file)
     if old := instead_of(stored, SETTINGS_OF_A_RUN):
         raise ConfigError(f"{file} has keys {old}")
-    found: dict[str, Any] = {
-        name: stored[name] for name in SETTINGS_OF_A_RUN if name in stored and name not in given
-    }
-    if "agent" in found and not is_known("agent", found["agent"]):
+    found: dict[str, Any] = {n: stored[n] for n in SETTINGS_OF_A_RUN if n in stored}
+    found.update(given)
+    if "agent" not in given and "agent" in found and not is_known("agent", found["agent"]):
         raise ConfigError(
-            f"the agent of {path} is code or a program, {str(found['agent'])!r}; name it with "
+            f"the agent of {run} is code or a program, {str(found['agent'])!r}; name it with "
             "--agent if you trust it"
         )
     if "instruction" not in given:
@@ -196,49 +188,34 @@ def _option(name: str) -> str:
     return _NAMES.get(name, f"--{name.replace('_', '-')}")
 
 
-def _option_names(name: str, hint: Any) -> list[str]:
-    option = _option(name)
-    return [f"{option}/--no-{option[2:]}"] if _plain(hint) is bool else [option]
-
-
-def _plain(hint: Any) -> Any:
-    """A type without its bounds and without null."""
-    if get_origin(hint) is Annotated:
-        return _plain(get_args(hint)[0])
-    if get_origin(hint) in (Union, types.UnionType):
-        left = [each for each in get_args(hint) if each is not types.NoneType]
-        return _plain(left[0]) if len(left) == 1 else hint
-    return hint
-
-
-def _literal(hint: Any) -> tuple[Any, ...]:
-    plain = _plain(hint)
-    return get_args(plain) if get_origin(plain) is Literal else ()
+def _kind(hint: Any) -> Any:
+    """The only type that a hint allows besides null; text where there are several."""
+    kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 else str
 
 
 def _typer_type(hint: Any) -> Any:
-    plain = _plain(hint)
-    if get_origin(plain) is list:
+    kind = _kind(hint)
+    if get_origin(kind) is list:
         return list[str]
-    return plain if plain in (bool, int, float) else str
+    return kind if kind in (bool, int, float) else str
 
 
 def _parsed(option: str, value: Any, hint: Any) -> Any:
     """The value of an option: mappings are written in YAML, of which JSON is a part."""
-    plain = _plain(hint)
-    if get_origin(plain) is list:
-        parsed = [_yaml_mapping(option, each) for each in value]
+    kind = _kind(hint)
+    if get_origin(kind) is list:
+        parsed = [_yaml(option, each) if _is_mapping(each) else each for each in value]
         if option == _NAMES["wrappers"]:
             _check_wrappers(parsed)
         return parsed
-    if get_origin(plain) is dict:
-        return _yaml(option, value)
-    has_mapping = any(get_origin(each) is dict for each in get_args(plain))
-    return _yaml_mapping(option, value) if has_mapping else value
+    has_mapping = any(get_origin(each) is dict for each in kinds_of(hint))
+    is_yaml = get_origin(kind) is dict or (has_mapping and _is_mapping(value))
+    return _yaml(option, value) if is_yaml else value
 
 
-def _yaml_mapping(option: str, text: str) -> Any:
-    return _yaml(option, text) if text.lstrip().startswith("{") else text
+def _is_mapping(text: str) -> bool:
+    return text.lstrip().startswith("{")
 
 
 def _yaml(option: str, text: str) -> Any:
@@ -253,12 +230,3 @@ def _check_wrappers(specs: list[Any]) -> None:
         named_wrappers(specs)
     except BadRequest as error:
         raise ConfigError(f"{_NAMES['wrappers']}: {error}") from error
-
-
-def _rejection(name: str) -> Callable[[Any], Any]:
-    def reject(value: Any) -> Any:
-        if value is not None:
-            raise ConfigError(f"{name} is now {_OLD[name][1]}")
-        return value
-
-    return reject

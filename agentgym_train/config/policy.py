@@ -1,9 +1,11 @@
-"""PolicyConfig: the model, the conversation around it, how it samples, and where it plays."""
+"""PolicyConfig: the model, the conversation around it, and how it samples; and where it plays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
 
 from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import ConfigError
@@ -13,11 +15,13 @@ from agentgym_train.config.checks import (
     Positive,
     Seed,
     Settings,
+    Share,
     Typed,
     check_fields,
     shortest,
 )
 from agentgym_train.config.engines import EngineSettings, engine_settings
+from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.rollout.agent import (
     AgentFactory,
     agent_factory,
@@ -151,8 +155,8 @@ class RolloutLimits(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayConfig(PolicyConfig):
-    """Settings of episodes that are played to evaluate a policy or to collect data."""
+class CollectConfig(PolicyConfig):
+    """Settings of a collection; `model` is the name of any policy, such as `expert`."""
 
     env: str
     """Id of the environment."""
@@ -167,6 +171,49 @@ class PlayConfig(PolicyConfig):
     """Maximum turns per episode."""
     seed: Seed = 0
     """Seed for tasks, environments and sampling."""
+    output_dir: str
+    """Run folder. A collection with the same settings in it is resumed."""
+    split: str = "train"
+    """Split of tasks."""
+    n: Positive | None = None
+    """Number of starts, each a task with a seed: the split's tasks in a random order, then again
+    with other seeds, and so on. Without it each task once."""
+    samples: Positive = 1
+    """Episodes per start."""
+    keep: EpisodeFilter = field(default_factory=EpisodeFilter)
+    """Which episodes are kept as training data."""
+    mix_policy: str = ""
+    """Another policy, which takes some turns: random, or the model that learns. Its turns are
+    context and not trained on."""
+    mix_rate: Share = 0.3
+    """Probability that a turn is that of the other policy."""
+    method: Literal["collect"] = "collect"
+    """What this run folder contains."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for run.json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSettings(PolicyConfig):
+    """The audited policy and the audit's episodes; a run's own values are the defaults."""
+
+    turns: Positive = 3
+    """Turns per episode."""
+    episodes: Positive = 4
+    """Number of episodes sampled from the model."""
+    seed: Seed = 0
+    """Seed of sampling."""
+    instruction: str | None = "You are in a world of text. Answer with one action."
+    turn_max_tokens: Positive = 64
+    max_tokens: Positive = 4096
+    temperature: Annotated[float, msgspec.Meta(ge=1e-3)] = 1.0
+    """Sampling temperature."""
+    tolerance: NonNegative | None = None
+    """Tolerance of a log-probability. Without it 1e-4 in float32 and 2e-2 in 16 bits."""
+    trainer_args: dict[str, Any] = field(default_factory=dict)
+    """TRL's settings of the run that affect precision."""
 
 
 def join_instructions(instruction: str, form: ActionFormat) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import yaml
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import SHORT, check_keys
+from agentgym_train.config.checks import check_keys, kinds_of, type_hints
 from agentgym_train.config.files import STARTER, local_path, read_yaml, starters
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
@@ -38,11 +39,28 @@ def read_method_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def method_config(values: Mapping[str, Any]) -> RunConfig:
-    """The config of the method that the values name; RL is the default."""
+    """The config of the method that the values name; RL is the default.
+
+    Raises `ConfigError` for an unknown key, a wrong value, or a key that is missing.
+    """
     method = values.get("method", DEFAULT)
     if not isinstance(method, str) or method not in CONFIGS:
         raise ConfigError(f"no method {method!r}; choose from {', '.join(CONFIGS)}")
-    return converted(values, CONFIGS[method])
+    kind = CONFIGS[method]
+    known = {f.name for f in fields(kind)}
+    inner = sorted(kind.trained_keys & values.keys() - known)
+    if inner:
+        raise ConfigError(
+            f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
+            f"{str(values[inner[0]])[:40]}}}]` instead of env"
+        )
+    check_keys("", values, known)
+    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in values]:
+        raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
+    config = kind(**values)
+    config.check_required()
+    return config
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
@@ -51,11 +69,11 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> RLConfig:
 
 
 def config_from(values: Mapping[str, Any]) -> RLConfig:
-    """An RL config from plain values; raises `ConfigError` on an unknown key or a wrong type."""
-    method = values.get("method", "rl")
-    if method != "rl":
-        raise ConfigError(f"an RL config is needed here, got method {method}")
-    return converted(values, RLConfig)
+    """An RL config from plain values; raises `ConfigError` as `method_config` does."""
+    config = method_config(values)
+    if not isinstance(config, RLConfig):
+        raise ConfigError(f"an RL config is needed here, got method {config.method}")
+    return config
 
 
 def stored_config(
@@ -71,24 +89,6 @@ def stored_config(
             f"the config in {path}/run.json is not one of this version: {error}. Edit it in "
             "run.json and config.yaml, or start a new run"
         ) from error
-
-
-def converted(values: Mapping[str, Any], kind: type[_C]) -> _C:
-    """The config of one method, from plain values."""
-    known = {f.name for f in fields(kind)}
-    inner = sorted(kind.trained_keys & values.keys() - known)
-    if inner:
-        raise ConfigError(
-            f"{inner[0]} is a key of an entry of envs: write `envs: [{{env: ID, {inner[0]}: "
-            f"{str(values[inner[0]])[:40]}}}]` instead of env"
-        )
-    check_keys("", values, known)
-    needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in values]:
-        raise ConfigError(f"invalid config: missing {' and '.join(missing)}")
-    config = kind(**values)
-    config.check_required()
-    return config
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -121,32 +121,68 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value`, `--key=value` and `--key value`; values are parsed as YAML.
+    """Parse `key=value`, `--key=value`, `--key value`, and the flags of keys that are booleans.
 
-    If a key is repeated, the last value wins. A key may be a path: `trainer_args.epsilon`.
+    `--keep-reasoning` is true and `--no-keep-reasoning` false. Values are parsed as YAML. If a key
+    is repeated, the last value wins. A key may be a path: `trainer_args.epsilon`.
     """
     values: dict[str, Any] = {}
     left = list(words)
     while left:
         word = left.pop(0)
         dashed = word.startswith("--")
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not key or not (dashed or equals):
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not name or not (dashed or equals):
             raise ConfigError(f"{word!r} is not a setting; write key=value or --key value")
+        first, dot, rest = name.partition(".")
+        first = first.replace("-", "_")
+        free = first in ("env_kwargs", "chat_template_kwargs")
+        path = first + dot + (rest if free else rest.replace("-", "_"))
         if not equals:
-            if not left:
-                raise ConfigError(f"--{key} has no value; write --{key} VALUE")
-            value = left.pop(0)
-        first, dot, rest = key.partition(".")
-        free = first in ("env_kwargs", "env-kwargs", "chat_template_kwargs", "chat-template-kwargs")
-        path = first.replace("-", "_") + dot + (rest if free else rest.replace("-", "_"))
+            path, value = _flag_or_value(path, left)
         values.pop(path, None)
         try:
             # In YAML, text that ends with a colon is a mapping.
             values[path] = value if value.startswith(STARTER) else read_yaml(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"the value of {key} is not valid YAML: {value!r}") from error
+            raise ConfigError(f"the value of {name} is not valid YAML: {value!r}") from error
     return values
+
+
+def _flag_or_value(key: str, left: list[str]) -> tuple[str, str]:
+    """(key, value) of `--key`, which may take the next word: a flag only true, false or null."""
+    known = {f.name for config in CONFIGS.values() for f in fields(config)}
+    positive = key.removeprefix("no_")
+    # Which fields a type has, and which are true or false, is not known here.
+    is_inner = "." in key and (not left or left[0].startswith("--"))
+    if positive != key and (
+        positive in boolean_keys() or ("." in key and positive.partition(".")[0] in known)
+    ):
+        return positive, "false"
+    if key in boolean_keys() or is_inner:
+        has_value = bool(left) and left[0].lower() in ("true", "false", "null")
+        return key, left.pop(0) if has_value else "true"
+    check_keys("", [key.partition(".")[0]], known)
+    if not left:
+        raise ConfigError(f"--{key} has no value; write --{key} VALUE")
+    return key, left.pop(0)
+
+
+@cache
+def boolean_keys() -> frozenset[str]:
+    """The keys of all methods that are true or false, such as `eval.before`.
+
+    A key has the same type in each method.
+    """
+    return frozenset(key for config in CONFIGS.values() for key in _booleans(config))
+
+
+def _booleans(config: type, place: str = "") -> Iterator[str]:
+    for name, hint in type_hints(config).items():
+        if is_dataclass(hint):
+            yield from _booleans(hint, f"{place}{name}.")  # type: ignore[arg-type]
+        elif bool in kinds_of(hint):
+            yield place + name
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,8 +197,10 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
             laid[first] = value
             continue
         below = laid.get(first)
-        if below is not None and not isinstance(below, Mapping) and first in SHORT:
-            below = {SHORT[first]: below}
+        if first == "horizon" and not isinstance(below, Mapping | None):
+            below = {"turns": below}
+        elif isinstance(below, str):
+            below = {"type": below}
         if below is not None and not isinstance(below, Mapping):
             raise ConfigError(f"{first} is {below!r} and has no key {rest}; write {first}=VALUE")
         laid[first] = merge(below or {}, {rest: value})

@@ -19,14 +19,14 @@ from agentgym_train.config.checks import (
     Share,
     Typed,
     chosen,
+    object_of,
     shortest,
     type_of,
 )
 from agentgym_train.config.episodes import trained_outcomes
-from agentgym_train.config.own_class import object_of
 from agentgym_train.config.policy import HORIZON, RolloutLimits
-from agentgym_train.config.run import RunConfig, check_divides
-from agentgym_train.config.worlds import TRAINED_KEYS, World, check_stages
+from agentgym_train.config.run import RunConfig
+from agentgym_train.config.worlds import TRAINED_KEYS, World
 from agentgym_train.rollout.contrast import SAMPLERS, ContrastSampler
 from agentgym_train.rollout.gates import GATES, AdmissionGate
 from agentgym_train.rollout.horizon import (
@@ -80,7 +80,7 @@ CORRECTIONS: Final[dict[str, type[NoCorrection | TokenCorrection]]] = {
 """Type of `importance_sampling` -> its settings."""
 
 
-_TYPES: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
+TYPES: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
     "algorithm": ("grpo", {}),  # its types are known where torch is loaded
     "sampler": ("uniform", SAMPLERS),
     "admission": ("all", GATES),
@@ -102,6 +102,7 @@ class RLConfig(RunConfig):
     """Settings of an RL run. Every field is a key of the YAML file and an option of the command."""
 
     trained_keys: ClassVar[frozenset[str]] = TRAINED_KEYS
+    step_size: ClassVar[str] = "prompts_per_step"
     method: Literal["rl"] = "rl"  # type: ignore[mutable-override]
     split: str = "train"
     """Split whose tasks are trained on."""
@@ -118,19 +119,15 @@ class RLConfig(RunConfig):
     that were informative."""
     admission: Typed = "all"
     """Which groups a step trains on: `all`; `informative` ones, whose episodes differ in return
-    (dynamic sampling, arXiv:2503.14476); or `package.module:Class`, with further fields. Of all
-    types, `max_tokens` leaves out groups with a longer episode, and `budget` is the most groups
-    that a step plays in place of others, as a share of prompts_per_step: `{type: informative,
-    budget: 2}`."""
+    (dynamic sampling, arXiv:2503.14476); or `package.module:Class`. It plays others in place of
+    the rest: `{type: informative, budget: 2}`."""
     max_policy_age: Count = 0
     """With 0, a step's episodes are played, then trained on, and every result follows from the
     seed; above 0, episodes run all the time, and groups whose oldest token is more than so many
     updates old are dropped and counted. The engine then gets new weights between turns, so it
     has weights of its own."""
     limits: RLLimits = field(default_factory=RLLimits)  # type: ignore[mutable-override]
-    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
-    where 0 sets none; `retries`, of an episode whose environment or engine was lost; and
-    `max_lost_rate`: the run stops if a step loses more than this share of its episodes."""
+    """Limits of the episodes."""
 
     algorithm: Typed = "grpo"
     """The advantage estimator: a name, `package.module:Class`, or a mapping with such a `type` and
@@ -170,8 +167,8 @@ class RLConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.check_common()
-        for name, (default, kinds) in _TYPES.items():
-            value = shortest(name, getattr(self, name), default, kinds)
+        for name, (default, _) in TYPES.items():
+            value = shortest(name, getattr(self, name), default)
             object.__setattr__(self, name, value)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon))
         _ = self.correction
@@ -193,7 +190,6 @@ class RLConfig(RunConfig):
             sampler = object_of("sampler", self.sampler, SAMPLERS, TaskSampler, "next")
             if isinstance(sampler, ContrastSampler) and sampler.envs and not self.envs:
                 raise ConfigError("sampler.envs draws from several environments; set envs")
-        check_stages(self.stages)
         if not self.envs or isinstance(self.horizon, list):
             make_horizon(self.horizon)
         for world in self.envs:
@@ -216,11 +212,6 @@ class RLConfig(RunConfig):
     def stages(self) -> list[int]:
         """The horizon of each stage, in turns."""
         return stages_of(self.horizon)
-
-    @property
-    def trained_split(self) -> str:
-        """The split whose tasks are trained on."""
-        return self.split
 
     def horizon_in(self, world: World) -> list[int] | dict[str, Any]:
         """The schedule in a world: its own, its own numbers with the run's type, or the run's.
@@ -245,7 +236,7 @@ class RLConfig(RunConfig):
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        check_divides(self, "prompts_per_step", processes)
+        RunConfig.check_processes(self, processes)
         if self.episodes_per_step // processes % self.minibatches_per_rollout:
             raise ConfigError(
                 f"the {self.episodes_per_step // processes} episodes of a process cannot be "

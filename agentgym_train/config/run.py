@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Final
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.wrappers import named_wrappers
-from agentgym_train.config.checks import Count, NonNegative, Positive, Seed, converted_value
+from agentgym_train.config.checks import (
+    Count,
+    NonNegative,
+    Positive,
+    Seed,
+    check_keys,
+    converted_value,
+)
 from agentgym_train.config.files import user_path
 from agentgym_train.config.policy import HORIZON, PolicyConfig, RolloutLimits
-from agentgym_train.config.trainer_args import check_trainer_args
+from agentgym_train.config.trainer_args import allowed_in, check_argument, trackers_of
 from agentgym_train.config.worlds import (
     EvalSettings,
     World,
@@ -33,6 +39,8 @@ class RunConfig(PolicyConfig):
     trained_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of an entry of `envs` about the episodes that the method plays to learn from; empty if
     it plays none, and so needs no environment."""
+    step_size: ClassVar[str]
+    """The key with the size of a step over all processes."""
     method: str
     """Training method: rl (the default), sft, dpo or evolve."""
     attention: str | None = None
@@ -55,16 +63,15 @@ class RunConfig(PolicyConfig):
     AGENTGYM_TOKEN. The run folder contains the name of the file, never the token."""
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
     """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
-    `wrapper: module:Class` and its keyword arguments. They change rewards and observations in
-    training and evaluation; `success` and `score` remain the environment's own."""
+    `wrapper: module:Class` and its keyword arguments. `success` and `score` remain the
+    environment's own."""
     seed: Seed = 0
     """Seed for the order of the data, environments and sampling."""
 
     concurrency: Positive = 256
     """Maximum number of concurrent episodes, over all processes."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
-    """Limits of the episodes: `engine_concurrency`, `env_concurrency` and `episode_timeout_s`,
-    where 0 sets none, and `retries`, of an episode whose environment or engine was lost."""
+    """Limits of the episodes."""
 
     max_tokens_per_microbatch: Count = 0
     """Maximum tokens, including padding, of one forward and backward pass per process; a longer
@@ -83,8 +90,7 @@ class RunConfig(PolicyConfig):
     """Steps between checkpoints; in RL a step is a rollout with all its updates."""
 
     eval: EvalSettings = field(default_factory=EvalSettings)
-    """The evaluations: `split`, `horizon`, `samples`, `per_category`, `temperature`, `before` and
-    `after`."""
+    """The evaluations before and after training."""
 
     def check_common(self) -> None:
         """Raise `ConfigError` for an invalid value of a shared field."""
@@ -100,17 +106,25 @@ class RunConfig(PolicyConfig):
         for name, value in (self.lora or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 converted_value(value, Positive if name == "r" else NonNegative, f"lora.{name}")
-        check_trainer_args(self.method, self.trainer_args)
-        for name, kind in (("torch_compile", bool), ("warmup_steps", NonNegative)):
-            if name in self.trainer_args:
-                converted_value(self.trainer_args[name], kind, f"trainer_args.{name}")
-        for name, value in self.trainer_args.items():
-            if isinstance(value, float) and not isfinite(value):
-                raise ConfigError(f"trainer_args.{name} must be a finite number, got {value}")
+        self._check_trainer_args()
+        if self.temperature != 1.0 and not self.trained_keys:
+            raise ConfigError(
+                f"method {self.method} samples only in evaluation; set eval: {{temperature: VALUE}}"
+                " instead of temperature"
+            )
         if self.dtype == "float16":
             raise ConfigError("dtype float16 cannot be trained; use float32 or bfloat16")
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             raise ConfigError("compute_dtype float32 needs dtype float32, got dtype bfloat16")
+
+    def _check_trainer_args(self) -> None:
+        allowed, keys = allowed_in(self.method), [f.name for f in fields(self)]
+        for name, value in self.trainer_args.items():
+            check_argument(name, value, keys)
+            kind = {"torch_compile": bool, "warmup_steps": NonNegative}.get(name, Any)
+            converted_value(value, kind, f"trainer_args.{name}")
+        check_keys(" in trainer_args", self.trainer_args, allowed)
+        trackers_of(self.trainer_args)
 
     def check_required(self) -> None:
         """Raise `ConfigError` if the model, the run folder or a needed environment is missing."""
@@ -122,7 +136,11 @@ class RunConfig(PolicyConfig):
 
     def check_processes(self, processes: int) -> None:
         """Raise `ConfigError` if a step cannot be divided among this many processes."""
-        raise NotImplementedError
+        if (size := getattr(self, self.step_size)) % processes:
+            raise ConfigError(
+                f"{self.step_size} {size} is not divisible by {processes} processes; make it a "
+                "multiple of them"
+            )
 
     def collect_command(self) -> str:
         """The command that collects an expert's episodes with this config's prompt.
@@ -156,7 +174,7 @@ class RunConfig(PolicyConfig):
             env=world.known_id,
             wrappers=self.wrappers if world.wrappers is None else world.wrappers,
             instruction=self.instruction if world.instruction is None else world.instruction,
-            split=world.split or self.trained_split,
+            split=world.split or getattr(self, "split", ""),
             horizon=horizon,
             eval=WorldEvalSettings(
                 split=own.split or run.split,
@@ -170,11 +188,6 @@ class RunConfig(PolicyConfig):
     def instructions(self) -> dict[str, str]:
         """Environment -> its system prompt, of the entries of `envs` that have one."""
         return {w.known_id: w.instruction for w in self.envs if w.instruction is not None}
-
-    @property
-    def trained_split(self) -> str:
-        """The split of the episodes that are played to learn from, if any."""
-        return ""
 
     def horizon_in(self, world: World) -> list[int] | dict[str, Any]:
         """The horizon of the episodes that are played in a world to learn from, if any."""
@@ -197,24 +210,6 @@ class RunConfig(PolicyConfig):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
         return asdict(self)
-
-
-def check_divides(config: RunConfig, name: str, processes: int) -> None:
-    """Raise `ConfigError` if a size of a step is not divisible by the number of processes."""
-    value = getattr(config, name)
-    if value % processes:
-        raise ConfigError(
-            f"{name} {value} is not divisible by {processes} processes; make it a multiple of them"
-        )
-
-
-def not_sampled(config: RunConfig) -> None:
-    """Raise `ConfigError` if a method that samples only in evaluation is given a temperature."""
-    if config.temperature != 1.0:
-        raise ConfigError(
-            f"method {config.method} samples only in evaluation; set eval: {{temperature: VALUE}} "
-            "instead of temperature"
-        )
 
 
 def check_data(sources: Sequence[str], collect: str) -> None:

@@ -1,41 +1,37 @@
-"""Which arguments of transformers `trainer_args` takes.
+"""Which arguments of TRL's configs `trainer_args` takes, and which are keys of ours.
 
-They are those of the optimizer, its schedule, memory, checkpoints, trackers and uploads. Episodes,
-rows and losses are not TRL's, so its other arguments have no effect and are rejected.
+`trainer_args` takes those of the optimizer, its schedule, memory, checkpoints, trackers and
+uploads. Episodes, rows and losses are not TRL's, so its other arguments are rejected.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.config.checks import check_keys
-from agentgym_train.config.trl_keys import SET_BY_ALL, SET_BY_DPO, SET_BY_RL, SET_BY_ROWS
 
-_ALLOWED: Final = frozenset(
+LOCAL: Final = frozenset(
     {
         "adam_beta1", "adam_beta2", "adam_epsilon", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
         "ddp_find_unused_parameters", "debug", "full_determinism", "gradient_checkpointing",
-        "gradient_checkpointing_kwargs", "hub_always_push", "hub_model_id", "hub_private_repo",
-        "hub_revision", "hub_strategy", "log_level", "log_level_replica", "lr_scheduler_kwargs",
-        "lr_scheduler_type", "max_grad_norm", "optim", "optim_args", "optim_target_modules",
-        "project", "push_to_hub", "report_to", "run_name", "save_strategy", "save_total_limit",
-        "tf32", "torch_compile", "trackio_bucket_id", "trackio_space_id",
-        "trackio_static_space_id", "warmup_steps", "weight_decay",
+        "gradient_checkpointing_kwargs", "log_level", "log_level_replica", "lr_scheduler_kwargs",
+        "lr_scheduler_type", "max_grad_norm", "neftune_noise_alpha", "optim", "optim_args",
+        "optim_target_modules", "run_name", "save_strategy", "save_total_limit", "tf32",
+        "torch_compile", "warmup_steps", "weight_decay",
     }
 )  # fmt: skip
-_ALLOWED_BY_SFT: Final = _ALLOWED | {"neftune_noise_alpha"}
+"""What may be set, and sends nothing to other machines."""
+ALLOWED: Final = LOCAL | {
+    "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy",
+    "project", "push_to_hub", "report_to", "trackio_bucket_id", "trackio_space_id",
+    "trackio_static_space_id",
+}  # fmt: skip
+"""What may be set."""
 
-ALLOWED: Final[Mapping[str, frozenset[str]]] = {
-    "rl": _ALLOWED,
-    "sft": _ALLOWED_BY_SFT,
-    "dpo": _ALLOWED,
-    "evolve": _ALLOWED_BY_SFT,
-}
-"""By method, what may be set."""
+_OF_ROWS: Final = frozenset({"neftune_noise_alpha"})
+"""What SFT and AgentEvol alone take."""
 
 _FEW_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "save_strategy": ("steps", "no"),
@@ -61,14 +57,41 @@ OTHER_TRACKERS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """The other values that transformers knows, and the module that each needs."""
 
+_MICROBATCH: Final = ("max_tokens_per_microbatch: TOKENS",)
+_STEP: Final = ("prompts_per_step", "rows_per_step", "pairs_per_step")
 
-SET_BY: Final[Mapping[str, Mapping[str, str]]] = {
-    "rl": {**SET_BY_ALL, **SET_BY_RL},
-    "sft": {**SET_BY_ALL, **SET_BY_ROWS, "shuffle_dataset": "shuffle"},
-    "dpo": {**SET_BY_ALL, **SET_BY_DPO},
-    "evolve": {**SET_BY_ALL, **SET_BY_ROWS},
+OURS: Final[Mapping[str, tuple[str, ...]]] = {
+    "auto_find_batch_size": _MICROBATCH,
+    "bf16": ("compute_dtype: bfloat16",),
+    "data_seed": ("seed",),
+    "delta": ("algorithm: {type: NAME, loss: {delta: VALUE}}",),
+    "entropy_coef": ("entropy_bonus",),
+    "epsilon": ("algorithm: {type: NAME, loss: {epsilon: VALUE}}",),
+    "epsilon_high": ("algorithm: {type: NAME, loss: {epsilon_high: VALUE}}",),
+    "fp16": ("compute_dtype: bfloat16",),
+    "generation_batch_size": ("prompts_per_step",),
+    "gradient_accumulation_steps": _MICROBATCH,
+    "importance_sampling_level": ("algorithm: {type: NAME, loss: {ratio: VALUE}}",),
+    "loss_type": ("algorithm: {type: NAME, loss: {mean: VALUE}}",),
+    "mask_truncated_completions": ("train_outcomes: [success, failure]",),
+    "max_completion_length": ("max_tokens",),
+    "max_length": ("max_tokens",),
+    "max_steps": ("steps",),
+    "num_iterations": ("epochs_per_rollout",),
+    "num_train_epochs": ("epochs", "steps"),
+    "padding_free": ("packing",),
+    "per_device_train_batch_size": _STEP,
+    "save_steps": ("save_every",),
+    "scale_rewards": ("algorithm: {type: grpo, scale: true} or {type: grpo, scale: false}",),
+    "shuffle_dataset": ("shuffle",),
+    "steps_per_generation": ("minibatches_per_rollout",),
+    "use_vllm": ("engine",),
+    "vllm_importance_sampling_cap": ("importance_sampling: {type: token, cap: VALUE}",),
+    "vllm_importance_sampling_correction": ("importance_sampling: token",),
+    "vllm_importance_sampling_mode": ("importance_sampling: token",),
 }
-"""By method, the arguments that our own keys set, or all that is to be written instead."""
+"""TRL's argument, unless ours has its name -> what to write instead; of several, the first whose
+key the method has."""
 
 _NO_EFFECT: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -84,54 +107,55 @@ _NO_EFFECT: Final[Mapping[str, str]] = {
         ("eval_strategy", "eval_steps"),
         "has no effect: episodes are evaluated before and after training; see eval",
     ),
-    "router_aux_loss_coef": "has no effect: no load-balancing loss is added",
 }
-_REMOVED: Final = re.compile(
-    r"(sapo|vespo)_\w+|off_policy_mask_threshold|top_entropy_quantile|use_bias_correction_kl"
-    r"|label_smoothing\w*|loss_(type|weights)|ld_alpha|use_weighting|discopop_tau|f_\w*divergence\w*"
-    r"|activation_offloading|torch_empty_cache_steps"
-)
-"""What is asked for most, and why it cannot be set."""
+"""What is asked for most of the others, and why it cannot be set."""
+
+
+def allowed_in(method: str) -> frozenset[str]:
+    """What a method takes."""
+    return ALLOWED if method in ("sft", "evolve") else ALLOWED - _OF_ROWS
+
+
+def own_key(name: str, keys: Collection[str]) -> str:
+    """What to write instead of an argument of TRL's that one of these keys sets, or nothing."""
+    texts = (name, *OURS.get(name, ()))
+    return next((text for text in texts if text.partition(":")[0] in keys), "")
+
+
+def hint_for_trl(name: str, keys: Collection[str]) -> str:
+    """What to write instead of a key that is TRL's; empty for other names."""
+    if instead := own_key(name, keys):
+        return f"{name} is TRL's; write {instead}"
+    if "trainer_args" in keys and name in ALLOWED:
+        return f"write trainer_args: {{{name}: VALUE}}"
+    return ""
+
+
+def check_argument(name: str, value: Any, keys: Collection[str]) -> None:
+    """Raise `ConfigError` for an argument that has no effect or a key of ours, or a wrong value.
+
+    Knows nothing about TRL: the types of values are checked when it is loaded.
+    """
+    if instead := own_key(name, keys):
+        key, colon, _ = instead.partition(":")
+        written = instead if colon else f"{key}: VALUE"
+        raise ConfigError(f"trainer_args.{name} is set by {key}; write {written} instead")
+    if name in _NO_EFFECT:
+        raise ConfigError(f"trainer_args.{name} {_NO_EFFECT[name]}")
+    if value not in _FEW_VALUES.get(name, (value,)):
+        raise ConfigError(
+            f"trainer_args.{name} must be one of {', '.join(_FEW_VALUES[name])}, got {value!r}"
+        )
 
 
 def trackers_of(trainer_args: Mapping[str, Any]) -> list[str]:
     """The names in `report_to`; raises `ConfigError` for one that transformers does not know."""
     given = trainer_args.get("report_to")
-    given = [] if given in (None, "") else given
-    names = given if isinstance(given, list) else [given]
+    names = given if isinstance(given, list) else [] if given in (None, "") else [given]
     known = (*TRACKERS, *OTHER_TRACKERS)
     for name in names:
-        if not isinstance(name, str) or name not in known:
+        if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
             raise ConfigError(f"trainer_args.report_to has no tracker {name!r:.80}; {hint}")
     return names
-
-
-def check_trainer_args(method: str, trainer_args: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for an argument that is unknown, set by a key of ours, or not usable.
-
-    Knows nothing about TRL: the types of values are checked when it is loaded.
-    """
-    allowed, ours = ALLOWED[method], SET_BY[method]
-    for name, value in trainer_args.items():
-        if name in ours:
-            key, colon, _ = ours[name].partition(":")
-            instead = ours[name] if colon else f"{key}: VALUE"
-            raise ConfigError(f"trainer_args.{name} is set by {key}; write {instead} instead")
-        if _REMOVED.fullmatch(name):
-            raise ConfigError(
-                f"trainer_args.{name} was removed: the loss is not TRL's any more. See Algorithms "
-                "in docs/training.md for RL's; SFT and DPO have one each"
-            )
-        if name in _NO_EFFECT:
-            raise ConfigError(f"trainer_args.{name} {_NO_EFFECT[name]}")
-        if name in allowed and value not in _FEW_VALUES.get(name, (value,)):
-            raise ConfigError(
-                f"trainer_args.{name} must be one of {', '.join(_FEW_VALUES[name])}, got {value!r}"
-            )
-    unknown, known = [name for name in trainer_args if name not in allowed], {*allowed, *ours}
-    # A near miss may be of a key of ours; no list has those.
-    are_near = all(difflib.get_close_matches(name, known, n=1) for name in unknown)
-    check_keys(" in trainer_args", unknown, known if are_near else allowed)
-    trackers_of(trainer_args)

@@ -1,63 +1,41 @@
 """Which settings of a training run a run folder of somebody else may set without `--trust`.
 
-The fields listed here are harmless whatever their value. Every other field of the configs, and of
-the settings within them, needs trust where its value is neither the default nor one that is known.
+Numbers, choices among few texts, and the fields listed here are harmless whatever their value.
+Every other field of the configs, and of the settings within them, needs trust where its value is
+neither the default nor one that is known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, Literal, get_origin
 
 from agentgym_env.trust import KEYS, leaves, names_in
+from agentgym_train.config.checks import kinds_of, type_hints
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, DEFAULT
+from agentgym_train.config.trainer_args import LOCAL
 from agentgym_train.rollout.contrast import SAMPLERS
 from agentgym_train.rollout.gates import GATES
 from agentgym_train.rollout.horizon import SCHEDULES
 
-CONFIG: Final = frozenset(
+HARMLESS: Final = frozenset(
     {
         # A model's own code never runs, and a resumed run writes to the folder that is named.
         "method", "model", "output_dir", "data",
-        "action_format", "beta", "chat_template_kwargs", "compute_dtype",
-        "concurrency", "dtype", "entropy_bonus", "epochs", "epochs_per_rollout", "eval",
-        "from_base", "importance_sampling", "instruction", "iterations", "keep_reasoning",
-        "keep_tokens", "learning_rate", "limits", "max_policy_age", "max_tokens",
-        "max_tokens_per_microbatch", "max_turns", "merge", "min_reward", "min_turns",
-        "minibatches_per_rollout", "num_generations", "overlong_tokens",
-        "packing", "pairs_per_start", "pairs_per_step", "per_task",
-        "prompts_per_step", "reward_gap", "rows_per_step",
-        "samples", "save_every", "seed", "shorter", "shuffle", "split", "steps", "success",
-        "tasks", "temperature", "train_outcomes", "turn_max_tokens",
-        "unique", "weight",
+        "action_format", "chat_template_kwargs", "importance_sampling", "instruction", "split",
+        "train_outcomes",
     }
 )  # fmt: skip
-"""The configs of the methods, and the entries of `envs`."""
+"""Texts and mappings of a config that are harmless, as numbers and choices among few texts are."""
 
 NESTED: Final[Mapping[str, frozenset[str]]] = {
-    "engine": frozenset(
-        {
-            "max_batch", "settle_ties", "cuda_graphs", "dtype", "tensor_parallel_size",
-            "gpu_memory_utilization", "cpu_cache_gb", "max_model_len", "max_num_seqs",
-            "block_size", "attention_backend", "enforce_eager", "sleep_level", "transport",
-            "adapter_updates", "request_timeout_s", "wait_s",
-        }
-    ),
-    "trainer_args": frozenset(
-        {
-            "adam_beta1", "adam_beta2", "adam_epsilon", "ddp_broadcast_buffers",
-            "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "debug", "full_determinism",
-            "gradient_checkpointing", "gradient_checkpointing_kwargs", "log_level",
-            "log_level_replica", "lr_scheduler_kwargs", "lr_scheduler_type", "max_grad_norm",
-            "neftune_noise_alpha", "optim", "optim_args", "optim_target_modules", "run_name",
-            "save_strategy", "save_total_limit", "tf32", "torch_compile", "warmup_steps",
-            "weight_decay",
-        }
-    ),
+    "engine": frozenset({"attention_backend", "dtype"}),
+    "trainer_args": LOCAL,
     "lora": frozenset(
         {
             "alora_invocation_tokens", "alpha_pattern", "bias", "ensure_weight_tying",
@@ -69,7 +47,8 @@ NESTED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }  # fmt: skip
-"""The settings within. `trainer_args` has what TRL's configs take here, `lora` what PEFT's take."""
+"""The same of settings within. `trainer_args` has what TRL's configs take here, `lora` what PEFT's
+take."""
 
 _KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
     "admission": re.compile("|".join(GATES)),
@@ -93,14 +72,24 @@ def names_in_run(values: Mapping[str, Any], keys: Collection[str] | None = None)
     `keys` are the keys that are looked at, by default all. Keys that no config has are left out:
     making a config of the values rejects them.
     """
-    kind = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
-    known = {f.name for f in fields(kind)}
+    kind: Any = CONFIGS.get(str(values.get("method", DEFAULT)), CONFIGS[DEFAULT])
     found: dict[str, str] = {}
+    hints, defaults = type_hints(kind), _defaults(kind)
     for key, value in values.items():
-        if key in CONFIG or key not in known or (keys is not None and key not in keys):
-            continue
-        found |= _names_of(key, value, values, kind)
+        is_asked = key in defaults and (keys is None or key in keys)
+        if is_asked and value not in (None, defaults[key]) and not is_harmless(key, hints[key]):
+            found |= _names_of(key, value, values)
     return found
+
+
+def is_harmless(name: str, hint: Any, listed: Collection[str] = HARMLESS) -> bool:
+    """Whether a field of this name and type is harmless whatever its value."""
+    return name in listed or all(
+        kind in (int, float, bool, NoneType)
+        or get_origin(kind) is Literal
+        or (is_dataclass(kind) and all(is_harmless(*f) for f in type_hints(kind).items()))  # type: ignore[arg-type]
+        for kind in kinds_of(hint)
+    )
 
 
 def names_in_envs(envs: Any, keys: Collection[str] = KEYS) -> dict[str, str]:
@@ -136,38 +125,34 @@ def is_known(place: str, value: Any) -> bool:
     return isinstance(value, str) and _KNOWN[place].fullmatch(value) is not None
 
 
-def _names_of(key: str, value: Any, values: Mapping[str, Any], kind: type) -> dict[str, str]:
+def _names_of(key: str, value: Any, values: Mapping[str, Any]) -> dict[str, str]:
     """The same of one key, which is not harmless."""
-    if value is None or value == _defaults(kind).get(key, MISSING):
-        return {}
-    if key in ("env", "env_kwargs", "servers", "wrappers"):
+    if key in KEYS:
         return names_in(values, keys=[key])
     if key == "envs":
         return names_in_envs(value)
-    if key == "horizon" and (not isinstance(value, Mapping) or "type" not in value):
+    is_mapping = isinstance(value, Mapping)
+    if key == "horizon" and not (is_mapping and "type" in value):
         return {}
-    if key in _KNOWN and is_known(key, value):
-        further = key in NESTED and isinstance(value, Mapping)
-        return _names_within(key, _without_type(value)) if further else {}
-    if key in ("lora", "trainer_args") and isinstance(value, Mapping):
+    known = key in _KNOWN and is_known(key, value)
+    if is_mapping and (key in ("lora", "trainer_args") or (key == "engine" and known)):
         return _names_within(key, value)
-    if key in _KNOWN and key != "agent" and isinstance(value, Mapping):
+    if known:
+        return {}
+    if key in _KNOWN and key != "agent" and is_mapping:
         return leaves(f"{key}.type", value.get("type", ""))  # its arguments are that code's
     return leaves(key, value)
 
 
-def _without_type(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: inner for name, inner in value.items() if name != "type"}
-
-
 def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
     """The same of settings within settings."""
-    defaults = _nested_defaults(group)
+    kinds: Iterable[Any] = ENGINES.values() if group == "engine" else ()
+    hints = {"type": NoneType, **{k: h for kind in kinds for k, h in type_hints(kind).items()}}
     found: dict[str, str] = {}
     for key, value in values.items():
-        if key in NESTED[group] or value == defaults.get(key, MISSING):
-            continue
         place = f"{group}.{key}"
+        if is_harmless(key, hints.get(key, Any), NESTED[group]):
+            continue
         for at, leaf in leaves(place, value).items():
             # The libraries' switches, but not ours: a host named "no" is a host.
             is_off = group in ("trainer_args", "lora") and leaf.lower() in _OFF
@@ -176,17 +161,8 @@ def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _nested_defaults(group: str) -> dict[str, Any]:
-    kinds = ENGINES.values() if group == "engine" else ()
-    return {k: v for kind in kinds for k, v in _defaults(kind).items()}
-
-
 def _defaults(kind: type) -> dict[str, Any]:
-    """The defaults of a dataclass, by field."""
-    found: dict[str, Any] = {}
-    for f in fields(kind):
-        if f.default_factory is not MISSING:
-            found[f.name] = f.default_factory()
-        elif f.default is not MISSING:
-            found[f.name] = f.default
-    return found
+    return {
+        f.name: f.default if f.default_factory is MISSING else f.default_factory()
+        for f in fields(kind)
+    }

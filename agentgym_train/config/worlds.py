@@ -31,37 +31,31 @@ FROM_RUN: Final = frozenset({"wrappers", "instruction", "split", "horizon", "eva
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSettings(Settings):
-    """The evaluations before and after training."""
-
-    split: str = "test"
-    """Held-out split that is evaluated."""
-    horizon: Count = 0
-    """Maximum turns per evaluation episode; 0 uses the (last) training horizon, or 30 without."""
-    samples: Positive = 1
-    """Episodes per held-out task."""
-    per_category: Count = 0
-    """Evaluate only this many tasks per category; 0 evaluates all."""
-    temperature: NonNegative = 1.0
-    """Sampling temperature in evaluation; 0 is greedy."""
-    before: bool = True
-    """Evaluate before training."""
-    after: bool = True
-    """Evaluate after training."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorldEvalSettings(Settings):
     """The evaluation in one of the environments; what is 0 or empty is taken from the run."""
 
     split: str = ""
     """Held-out split that is evaluated."""
     horizon: Count = 0
-    """Maximum turns per evaluation episode."""
+    """Maximum turns per evaluation episode; 0 uses the (last) training horizon, or 30 without."""
     samples: Count = 0
     """Episodes per held-out task."""
     per_category: Count = 0
-    """Evaluate only this many tasks per category."""
+    """Evaluate only this many tasks per category; 0 evaluates all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings(WorldEvalSettings):
+    """The evaluations before and after training."""
+
+    split: str = "test"
+    samples: Positive = 1
+    temperature: NonNegative = 1.0
+    """Sampling temperature in evaluation; 0 is greedy."""
+    before: bool = True
+    """Evaluate before training."""
+    after: bool = True
+    """Evaluate after training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +85,15 @@ class World(Settings):
     """Relative frequency of its groups in RL, and of its rows in an epoch of AgentEvol, where 2
     uses each twice and 0.5 every other one."""
     eval: WorldEvalSettings = field(default_factory=WorldEvalSettings)
-    """The evaluation in this environment: `split`, `horizon`, `samples` and `per_category`."""
+    """The evaluation in this environment: split, horizon, samples and per_category."""
 
     def __post_init__(self) -> None:
         if not self.env:
             raise ConfigError("an entry of envs has no env; write `envs: [{env: ID}]`")
         check_fields(self)
         object.__setattr__(self, "horizon", normal_horizon(self.horizon) if self.horizon else [])
-        check_stages(self.stages)
+        if any(turns < 1 for turns in self.stages):
+            raise ConfigError(f"horizon is at least 1, got {min(self.stages)}")
         named_wrappers(self.wrappers or [])
 
     @property
@@ -114,13 +109,6 @@ class World(Settings):
     def known_id(self) -> str:
         """The full id; an environment on a running server may be unknown here."""
         return self.env if self.servers else full_id(self.env)
-
-
-def check_stages(stages: Sequence[int]) -> None:
-    """Raise `ConfigError` for a horizon of less than one turn."""
-    for turns in stages:
-        if turns < 1:
-            raise ConfigError(f"horizon is at least 1, got {turns}")
 
 
 def check_worlds(worlds: Sequence[World], method: str, trained_keys: AbstractSet[str]) -> None:

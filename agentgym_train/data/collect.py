@@ -22,8 +22,8 @@ from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
+from agentgym_train.config.policy import CollectConfig
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec

@@ -132,19 +132,21 @@ class Evaluation(Settings):
     env: str = ""
     """Id of the environment."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment, for the local server."""
+    """Keyword arguments of the environment, as a mapping, for the local server."""
     servers: list[str] = field(default_factory=list)
-    """Addresses of running servers. Empty starts a local one."""
+    """Address of a running server; repeatable. Without one, a local server is started."""
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
-    """Gymnasium wrappers, innermost first."""
+    """Gymnasium wrapper, the innermost first: module:Class, or with arguments '{wrapper:
+    module:Class, scale: 2}'; repeatable."""
     split: str | list[str] = DEFAULT_SPLIT
-    """Split of the tasks; of a list, the first split that the environment has here."""
+    """Split of the tasks. Of a list, the first split that the environment has here."""
     tasks: list[str] = field(default_factory=list)
-    """Tasks instead of the whole split: ids, or files with ids."""
+    """Tasks instead of a split: an id, a file with one id per line, or a file of AgentGym's with
+    item ids; repeatable."""
     horizon: Positive = HORIZON
     """Maximum turns per episode."""
     samples: Positive = 1
-    """Episodes per task."""
+    """Episodes per task, for pass@k."""
     limit: Count = 0
     """Only this many tasks; 0 is no limit."""
     per_category: Count = 0

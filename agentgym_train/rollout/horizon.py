@@ -17,8 +17,13 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from agentgym_env.errors import AgentGymError, ConfigError
-from agentgym_train.config.checks import Positive, ShareAboveZero, check_fields, check_keys
-from agentgym_train.config.own_class import imported
+from agentgym_train.config.checks import (
+    Positive,
+    ShareAboveZero,
+    check_fields,
+    check_keys,
+    imported,
+)
 
 Turns = int | str | list[int] | dict[str, Any]
 """Maximum turns per episode, as in a config: a number, one per stage, or a mapping with `type`,

@@ -11,7 +11,7 @@ from agentgym_env.actions import ActionFormat
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.tools import ToolSpec
 from agentgym_env.wire import EnvCard
-from agentgym_train.config.checks import type_of
+from agentgym_train.config.checks import imported, type_of
 from agentgym_train.config.engines import (
     ColocateSettings,
     EngineSettings,
@@ -19,7 +19,6 @@ from agentgym_train.config.engines import (
     OwnEngine,
     ServerSettings,
 )
-from agentgym_train.config.own_class import imported
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.models.loading import end_ids, load_policy

@@ -29,10 +29,9 @@ from rich.console import Console
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import CollectConfig, PolicyConfig
 from agentgym_train.config.worlds import World, env_file_name
 from agentgym_train.data.collect import (
     FilteredEpisodes,

@@ -9,7 +9,6 @@ from typing import Any
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore, last_step, links_out
 from agentgym_env.trust import require_trust
-from agentgym_train.config.keys import expand_flags
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.read import (
     CONFIGS,
@@ -69,7 +68,7 @@ def is_complete(config: RunConfig) -> bool:
 def _only_steps(path: Path, words: Sequence[str]) -> dict[str, Any]:
     """The values in `words`; raises `ConfigError` if they are more than `steps`."""
     files = [word for word in words[:1] if "=" not in word and not word.startswith("-")]
-    asked = {} if files else parse_overrides(expand_flags(words))
+    asked = {} if files else parse_overrides(words)
     if others := ", ".join([*files, *(key for key in asked if key != "steps")]):
         raise ConfigError(
             f"a resumed run keeps its config; leave out {others}, or start a new run with "

@@ -22,9 +22,8 @@ from agentgym_env.run_store import RunStore
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.algorithms import Algorithm, make_algorithm, make_loss
 from agentgym_train.algorithms.gae import ActorCritic
-from agentgym_train.config.checks import check_arguments, type_of
+from agentgym_train.config.checks import check_arguments, object_of, type_of
 from agentgym_train.config.episodes import trained_outcomes
-from agentgym_train.config.own_class import object_of
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.models.adapters import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentgym_train.audit import audit
 from agentgym_train.audit.rules import check_rule
 from agentgym_train.audit.subject import AuditedModel
-from agentgym_train.config.audit import AuditSettings
+from agentgym_train.config.policy import AuditSettings
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.setup import CHATML
 from examples.small_models import small_policy

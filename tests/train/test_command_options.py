@@ -16,20 +16,14 @@ from agentgym_env.cli.main import make_app
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_gateway.settings import GatewaySettings
-from agentgym_train.cli.train import METHODS
-from agentgym_train.config.audit import AuditSettings
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.keys import (
-    boolean_keys,
     config_keys,
-    expand_flags,
     inner_keys,
     key_lines,
-    world_keys,
 )
-from agentgym_train.config.policy import PolicyConfig
-from agentgym_train.config.read import CONFIGS, method_config
+from agentgym_train.config.policy import AuditSettings, CollectConfig, PolicyConfig
+from agentgym_train.config.read import CONFIGS, boolean_keys, method_config, parse_overrides
 from agentgym_train.config.worlds import FROM_RUN
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
@@ -142,36 +136,37 @@ def test_errors_of_a_wrapper_name_the_option_and_not_the_key(command, capsys, tm
 
 
 @pytest.mark.parametrize(
-    ("words", "expanded"),
+    ("words", "values"),
     [
-        ("--keep-reasoning", "keep_reasoning=true"),
-        ("--keep_reasoning --seed 3", "keep_reasoning=true --seed 3"),
-        ("--no-keep-reasoning steps=3", "keep_reasoning=false steps=3"),
-        ("--keep-reasoning false --packing null", "keep_reasoning=false packing=null"),
-        ("--eval.before=false --no-eval.after", "--eval.before=false eval.after=false"),
-        ("keep_reasoning=true", "keep_reasoning=true"),
+        ("--keep-reasoning", {"keep_reasoning": True}),
+        ("--keep_reasoning --seed 3", {"keep_reasoning": True, "seed": 3}),
+        ("--no-keep-reasoning steps=3", {"keep_reasoning": False, "steps": 3}),
+        ("--keep-reasoning false --packing null", {"keep_reasoning": False, "packing": None}),
+        ("--eval.before=false --no-eval.after", {"eval.before": False, "eval.after": False}),
+        ("--engine.cuda-graphs --no-algorithm.scale",
+         {"engine.cuda_graphs": True, "algorithm.scale": False}),
+        ("keep_reasoning=true", {"keep_reasoning": True}),
         # A key with a value takes the next word, whatever it is.
-        ("--model --keep-reasoning", "--model --keep-reasoning"),
-        ("--model true --keep-reasoning", "--model true keep_reasoning=true"),
-        ("--keep-reasoning other.yaml", "keep_reasoning=true other.yaml"),
+        ("--model --keep-reasoning", {"model": "--keep-reasoning"}),
+        ("--model true --keep-reasoning", {"model": True, "keep_reasoning": True}),
     ],
-)
-def test_a_boolean_key_is_a_flag_that_may_have_a_value(words, expanded):
-    assert expand_flags(words.split()) == expanded.split()
+)  # fmt: skip
+def test_a_boolean_key_is_a_flag_that_may_have_a_value(words, values):
+    assert parse_overrides(words.split()) == values
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--no-keep-reasoning=true", "write --keep-reasoning=true or --keep-reasoning=false"),
-        ("--no-keep-reasoning true", "write --keep-reasoning=true or --keep-reasoning=false"),
+        ("--no-keep-reasoning true", "'true' is not a setting; write key=value"),
+        ("--keep-reasoning other.yaml", "'other.yaml' is not a setting"),
         ("--keep-reasonin", "did you mean keep_reasoning"),
         ("--no-steps", "unknown key no_steps"),
     ],
 )
 def test_an_invalid_flag_is_rejected_with_the_way_to_write_it(words, message):
     with pytest.raises(ConfigError, match=message):
-        expand_flags(words.split())
+        parse_overrides(words.split())
 
 
 def test_a_key_is_a_flag_in_every_method_or_in_none():
@@ -204,8 +199,8 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
         at = next(number for number, line in enumerate(lines) if line.startswith(f"{name} "))
         below = itertools.takewhile(lambda line: line.startswith(" "), lines[at + 1 :])
         assert [line.split()[0] for line in below] == [key.name for key in inner_keys(method, name)]
-    inner = [key.name for key in world_keys(method)]
-    inherited = {key.name for key in world_keys(method) if key.default == "the run's"}
+    inner = [key.name for key in inner_keys(method, "envs")]
+    inherited = {key.name for key in inner_keys(method, "envs") if key.default == "the run's"}
     assert inherited == FROM_RUN & set(inner) and inherited < set(own)
     assert ("horizon" in inner, "tasks" in inner) == (
         method in ("rl", "evolve"),
@@ -214,23 +209,12 @@ def test_keys_lists_each_key_with_its_type_default_and_meaning(method, capsys):
     assert all(re.fullmatch(r" *\w+ +\S.*; (default .+|required)\. \S.*\.", line) for line in lines)
 
 
-@pytest.mark.parametrize("words", [["--keys"], ["--keys", "--trust"]])
-def test_keys_without_a_method_lists_those_of_rl_and_names_the_others(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["train", *words])
-    assert not end.value.code
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert lines == key_lines("rl")
-    assert all(f"--keys {method}" in last for method in METHODS if method != "rl")
-
-
 def test_keys_names_what_a_config_must_have():
     lines = [line for line in key_lines("rl") if not line.startswith(" ")]
     required = [line.split()[0] for line in lines if "; required." in line]
     with pytest.raises(ConfigError) as error:
         method_config({"method": "rl"})
     assert sorted(re.findall(r"model|output_dir|env", str(error.value))) == sorted(required)
-    assert tuple(CONFIGS) == METHODS
 
 
 def test_rl_has_at_most_fifty_keys():

@@ -16,11 +16,10 @@ from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
 from agentgym_train.config.checks import type_hints
-from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.episodes import EpisodeFilter, PairRules
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
-from agentgym_train.config.policy import PolicyConfig, RolloutLimits
+from agentgym_train.config.policy import CollectConfig, PolicyConfig, RolloutLimits
 from agentgym_train.config.read import (
     CONFIGS,
     config_from,
@@ -159,7 +158,7 @@ def test_no_numeric_field_of_any_config_takes_nan_or_a_senseless_negative_number
                 continue
             seen.add(f.name)
             for value in [nan, inf] + [-1] * (f.name not in MAY_BE_NEGATIVE):
-                with pytest.raises(ConfigError, match=rf"^{f.name} .*, got {value}"):
+                with pytest.raises(ConfigError, match=rf"^{f.name}\b.* got {value}"):
                     kind(**given, **{f.name: value})
                     pytest.fail(f"{kind.__name__}({f.name}={value})")
     assert seen >= {"learning_rate", "seed", "temperature", "samples", "max_batch", "gamma"}
@@ -248,7 +247,7 @@ def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_d
     assert resumed_config(tmp_path).as_dict() == config
     config["group_size"] = config.pop("num_generations")
     store.write_json("run.json", {"config": config})
-    said = "group_size: write `num_generations: 8` instead. Edit it in run.json and config.yaml"
+    said = "group_size: write `num_generations: VALUE` instead. Edit it in run.json and config.yaml"
     with pytest.raises(ConfigError, match=said):
         resumed_config(tmp_path)
     with pytest.raises(ConfigError, match=said):
@@ -257,7 +256,8 @@ def test_a_run_folder_that_is_incomplete_or_of_an_earlier_version_says_what_to_d
 
 def test_a_wrong_key_in_python_is_named_with_the_right_one():
     with pytest.raises(
-        ConfigError, match="of an earlier version: group_size: write `num_generations: 4` instead"
+        ConfigError,
+        match="of an earlier version: group_size: write `num_generations: VALUE` instead",
     ):
         RLConfig(group_size=4)
     with pytest.raises(ConfigError, match=r"unknown key stepz; did you mean steps\?"):
@@ -374,7 +374,7 @@ def test_a_model_of_a_run_that_was_not_trained_says_so(tmp_path):
         ({"horizon": {"type": "builtins:max", "turns": [3]}}, "makes 3, no function"),
         ({"horizon": {5: 3}}, r"the keys of horizon must be text, got \{5: 3\}"),
         ({"sampler": {"type": "contrast", "tasks": 1}}, "sampler.tasks must be true or false"),
-        ({"model": b"x"}, "model must be text"), ({"model": "\ud800"}, "model cannot be"),
+        ({"model": "\ud800"}, "model cannot be"),
         ({"limits": {"episode_timeout_s": inf}}, "limits.episode_timeout_s must be a finite"),
         ({"importance_sampling": {"cap": inf}}, "importance_sampling.cap must be a finite number"),
         ({"agent": {"type": "window", "size": True}}, "agent.size must be an integer, got True"),

@@ -128,5 +128,5 @@ def test_bad_settings_are_told():
         config_from({**values, "importance_sampling": {"cap": 0.5}})
     with pytest.raises(BadRequest, match="importance_sampling has no type 'sometimes'"):
         config_from({**values, "importance_sampling": "sometimes"})
-    with pytest.raises(BadRequest, match="unknown outcome lunch"):
+    with pytest.raises(BadRequest, match="train_outcomes has lunch"):
         config_from({**values, "train_outcomes": ["lunch"]})

@@ -11,9 +11,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_train.audit.model_rules import RULES
 from agentgym_train.audit.rules import check_rule
 from agentgym_train.audit.subject import AuditedModel
-from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.learn import SFTConfig
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import AuditSettings, PolicyConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.policy import make_policy

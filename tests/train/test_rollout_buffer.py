@@ -10,7 +10,7 @@ import pytest
 
 from agentgym_env.errors import ConfigError
 from agentgym_env.trajectory import Tokens, Trajectory, Turn
-from agentgym_train.config.own_class import object_of
+from agentgym_train.config.checks import object_of
 from agentgym_train.rollout.buffer import RolloutBuffer
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.gates import GATES, AdmissionGate, InformativeGate

@@ -12,7 +12,7 @@ import pytest
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import RunStore
 from agentgym_env.text_env import TaskSet
-from agentgym_train.config.own_class import object_of
+from agentgym_train.config.checks import object_of
 from agentgym_train.config.read import config_from
 from agentgym_train.config.worlds import World
 from agentgym_train.rollout.contrast import SAMPLERS
@@ -209,7 +209,7 @@ HERE = __name__
         (f"{HERE}:Nobody", r"cannot import .*:Nobody' of sampler"),
         ("json:JSONDecoder", "is not for sampler; write `class JSONDecoder\\(TaskSampler\\)`"),
         (f"{HERE}:NoDraw", "does not define next"),
-        ({"type": f"{HERE}:Fields", "rate": 2}, "not a dataclass; write `@dataclass` above"),
+        ({"type": f"{HERE}:Fields", "rate": 2}, "unknown key rate in sampler of type"),
         ({"type": f"{HERE}:Broken", "rate": 2}, "made with rate: ZeroDivisionError: 2"),
         ({"type": f"{HERE}:Backwards", "lst": 2}, "made with lst: TypeError"),
         ({"type": "uniform", "tasks": True}, "no keys are allowed here"),

@@ -22,8 +22,7 @@ from agentgym_servers.host.sessions import SessionTable
 from agentgym_servers.worlds.textcraft.env import TextCraft
 from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.audit.stored_rules import tokenized_again
-from agentgym_train.config.audit import AuditSettings
-from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.policy import AuditSettings, PolicyConfig
 from agentgym_train.data.collect import CollectConfig, collect
 from agentgym_train.data.tokenize import IGNORED, EpisodeTokenizer, response_in, training_row
 from agentgym_train.engines.base import ScriptedEngine

@@ -16,7 +16,7 @@ from agentgym_train.algorithms import LossSettings, make_algorithm, make_loss
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.read import read_method_config
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.config.trainer_args import ALLOWED, SET_BY
+from agentgym_train.config.trainer_args import OURS, allowed_in, own_key
 from agentgym_train.training.rl import check_rl
 from agentgym_train.training.sft import AgentSFTTrainer
 from tests.train.small import textcraft_tokenizer, tiny_model
@@ -33,9 +33,14 @@ METHODS = tuple(NEEDED)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_taken_is_an_argument_of_transformers_and_not_one_of_our_keys(method):
     names = {field.name for field in fields(TrainingArguments)}
-    assert ALLOWED[method] <= names and not ALLOWED[method] & SET_BY[method].keys()
-    own = {key.partition(":")[0] for key in SET_BY[method].values()}
-    assert own <= {field.name for field in fields(NEEDED[method][0])}
+    assert allowed_in(method) <= names
+    keys = {field.name for field in fields(NEEDED[method][0])}
+    assert not [name for name in allowed_in(method) if own_key(name, keys)]
+
+
+def test_what_is_to_be_written_instead_of_an_argument_of_trl_is_a_key_of_a_method():
+    keys = set().union(*({field.name for field in fields(kind)} for kind, _ in NEEDED.values()))
+    assert {text.partition(":")[0] for texts in OURS.values() for text in texts} <= keys
 
 
 REFUSED = [
@@ -47,21 +52,16 @@ REFUSED = [
     ("rl", {"fp16": True}, "set by compute_dtype; write compute_dtype: bfloat16 instead"),
     ("rl", {"delta": 2.0}, "write algorithm: {type: NAME, loss: {delta: VALUE}} instead"),
     ("rl", {"deepspeed": "zero3.json"}, "name a config file of accelerate with --accelerate"),
-    ("rl", {"router_aux_loss_coef": 0.1}, "no load-balancing loss is added"),
     ("rl", {"top_p": 0.9, "warmup_steps": 5}, "unknown key top_p in trainer_args; valid keys"),
     ("rl", {"weight_deccay": 0.1}, "in trainer_args; did you mean weight_decay?"),
     ("sft", {"eval_strategy": "steps"}, "see eval"),
     ("sft", {"hub_token": "x"}, "would be stored in the run folder"),
     ("sft", {"save_strategy": "best"}, "must be one of steps, no, got 'best'"),
-    (
-        "sft",
-        {"loss_type": "dft"},
-        "trainer_args.loss_type was removed: the loss is not TRL's any m",
-    ),
-    ("rl", {"top_entropy_quantile": 0.2}, "top_entropy_quantile was removed"),
+    ("rl", {"loss_type": "dft"}, "write algorithm: {type: NAME, loss: {mean: VALUE}} instead"),
+    ("sft", {"per_device_train_batch_size": 2}, "write rows_per_step: VALUE instead"),
+    ("dpo", {"max_steps": 2}, "trainer_args.max_steps is set by steps; write steps: VALUE instead"),
     ("dpo", {"neftune_noise_alpha": 5.0}, "unknown key neftune_noise_alpha"),
-    ("dpo", {"label_smoothing": 0.1}, "trainer_args.label_smoothing was removed"),
-    ("dpo", {"f_divergence_type": "js_divergence"}, "trainer_args.f_divergence_type was removed"),
+    ("dpo", {"label_smoothing": 0.1}, "unknown key label_smoothing in trainer_args"),
     ("evolve", {"lr_scheduler_type": "reduce_lr_on_plateau"}, "must be one of linear, cosine"),
 ]
 

@@ -17,11 +17,11 @@ from agentgym_env.registration import register
 from agentgym_env.run_store import RunStore
 from agentgym_train.algorithms import ALGORITHMS
 from agentgym_train.audit.audit import subject_of
+from agentgym_train.config.checks import type_hints
 from agentgym_train.config.engines import ENGINES
 from agentgym_train.config.read import CONFIGS, method_config
 from agentgym_train.config.trainer_args import ALLOWED
-from agentgym_train.config.trust import CONFIG as CONFIG_FIELDS
-from agentgym_train.config.trust import NESTED, names_in_run, trust_option
+from agentgym_train.config.trust import HARMLESS, NESTED, is_harmless, names_in_run, trust_option
 from agentgym_train.config.worlds import World
 from agentgym_train.runs import launch
 from agentgym_train.runs.stored import resumed_config
@@ -205,21 +205,31 @@ def fields_of(kind) -> set[str]:
 
 FIELDS = {
     "engine": set().union(*map(fields_of, ENGINES.values())),
-    "trainer_args": set().union(*ALLOWED.values()),
+    "trainer_args": ALLOWED,
     "lora": fields_of(LoraConfig),
 }
 
 
-def test_the_allowed_fields_are_fields_of_a_config():
-    """A new field needs trust, until it is listed as one that a stranger's folder may set."""
+NEED_TRUST = {
+    "env", "env_kwargs", "servers", "token_file", "wrappers", "envs", "lora", "trainer_args",
+    "agent", "engine", "attention", "algorithm", "sampler", "admission", "horizon",
+}  # fmt: skip
+ENGINES_NEED_TRUST = {"extra", "nccl_address", "servers", "weights_dir"}
+
+
+def test_a_new_field_needs_trust_unless_it_is_a_number_or_a_choice_or_listed():
     kinds = (*CONFIGS.values(), World)
-    assert set().union(*map(fields_of, kinds)) >= CONFIG_FIELDS
+    assert set().union(*map(fields_of, kinds)) >= HARMLESS
+    for kind in kinds:
+        asked = {f for f in fields_of(kind) if not is_harmless(f, type_hints(kind)[f])}
+        assert asked <= NEED_TRUST and {"env", "env_kwargs", "servers", "wrappers"} <= asked
+    for kind in ENGINES.values():
+        hints = type_hints(kind)
+        asked = {name for name in hints if not is_harmless(name, hints[name], NESTED["engine"])}
+        assert asked <= ENGINES_NEED_TRUST, kind
     for group, known in NESTED.items():
         assert known <= FIELDS[group], group
-    for name in ("env", "env_kwargs", "servers", "token_file", "wrappers", "envs", "lora"):
-        assert name not in CONFIG_FIELDS
-    for name in ("base_model_name_or_path", "revision"):
-        assert name not in NESTED["lora"]
+    assert not {"base_model_name_or_path", "revision"} & NESTED["lora"]
 
 
 def test_every_dataclass_within_a_config_has_a_list():
