@@ -40,6 +40,9 @@ _MARKS: Final[dict[str, FormatName]] = {
 }
 """A column that only one format has."""
 
+_MAX_REPORTED: Final = 5
+"""Broken lines that are reported one by one."""
+
 _NAMING: Final = ("env", "task", "item_id")
 """Columns that may name the environment and the task."""
 
@@ -73,6 +76,16 @@ class _Rest(Struct, frozen=True):
     """A digest of the texts, which detects changes of them."""
     episode: Trajectory
     """The episode without the texts."""
+
+
+def describe_broken(broken: list[BrokenLine]) -> list[str]:
+    """Sentences about lines that cannot be read; the rest of a file is used."""
+    shown = [
+        f"{line.place} cannot be read and is left out: {line.reason}"
+        for line in broken[:_MAX_REPORTED]
+    ]
+    more = len(broken) - len(shown)
+    return [*shown, f"{more} more lines cannot be read."] if more else shown
 
 
 def format_named(name: str) -> FormatName:

@@ -43,7 +43,8 @@ from agentgym_train.data.collect import (
     opened,
     play_starts,
 )
-from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
+from agentgym_train.data.datasets import SFTDataset, read_demonstrations
+from agentgym_train.data.formats import describe_broken
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries
 from agentgym_train.models.model_card import find_base_again, model_card
@@ -271,8 +272,7 @@ def _demonstrations(config: AgentEvolConfig, tokenizer: Any, notify: Notify) -> 
     found.left_out += read.left_out
     if found.selected:
         SFTDataset.from_episodes(config, tokenizer, found, [], config.turn_max_tokens)
-    reasons = f" (left out: {found.reasons()})" if found.left_out else ""
-    notify(f"{len(found.selected)} demonstrations{reasons}.")
+    notify(f"{len(found.selected)} demonstrations{found.reasons()}.")
     for message in describe_broken(reading.broken):
         notify(message)
     return found.selected
