@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,7 @@ from agentgym_train.config.collection import CollectConfig
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import PolicyConfig
+from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, env_file_name
 from agentgym_train.data.collect import (
     FilteredEpisodes,
@@ -47,7 +48,7 @@ from agentgym_train.data.datasets import SFTDataset, read_demonstrations
 from agentgym_train.data.formats import describe_broken
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries
-from agentgym_train.models.model_card import find_base_again, model_card
+from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
@@ -93,16 +94,15 @@ def run_agent_evol(
     path = Path(config.output_dir)
     if not resumes:
         on_main_process(lambda: new_folder(config, path, console))
-    store = RunStore.open(path)
-    evolution = AgentEvol(learning, config, store, console, worlds, demonstrations)
-    status = interruptible(evolution.iterate, config, console)
+    evolution = AgentEvol(learning, config, RunStore.open(path), console, worlds, demonstrations)
+    again = resume_command(path, config.as_dict())
+    status = interruptible(evolution.iterate, again, console)
     if not status and PartialState().is_main_process:
-        model = evolution.folder(config.iterations) / "model"
-        shutil.copytree(model, path / "model", dirs_exist_ok=True)
-        find_base_again(path / "model", before=model)
-        card = model_card(path / "model", config)
-        (path / "model" / "README.md").write_text(card, encoding="utf-8")
-        conclude_evolution(config, store, console)
+        shutil.copytree(
+            evolution.folder(config.iterations) / "model", path / "model", dirs_exist_ok=True
+        )
+        finish_model_folder(path / "model", config)
+        conclude_evolution(config, evolution.store, console)
     return status
 
 
@@ -238,10 +238,8 @@ class AgentEvol:
             data = SFTDataset.from_episodes(settings, policy.tokenizer, found, [])
             for message in data.sentences():
                 notifier(self.console)(message)
-            run_agent_evol = Run(
-                settings, self.learning, store, self.console, self.worlds, policy, is_part=True
-            )
-            run_agent_evol.play(
+            part = Run(settings, self.learning, self.console, self.worlds, policy, is_part=True)
+            part.play(
                 lambda store: AgentSFTTrainer(
                     policy.model, policy.tokenizer, data.rows, settings, store.checkpoints
                 ),
@@ -357,16 +355,13 @@ def exploration_metrics(
     explored: Mapping[str, Sequence[Trajectory]], selected: Mapping[str, Sequence[Trajectory]]
 ) -> dict[str, float]:
     """How many episodes were explored and kept, in total and, of several, by environment."""
-
-    def metrics(envs: Iterable[str]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    several = [([env], f"/{env}") for env in explored] if len(explored) > 1 else []
+    for envs, suffix in [(list(explored), ""), *several]:
         played = [episode.success for env in envs for episode in explored[env]]
-        kept = sum(len(selected[env]) for env in envs)
-        success = fmean(played) if played else 0.0
-        return {"explored": len(played), "explored_success": success, "kept": kept}
-
-    row = metrics(list(explored))
-    for env in explored if len(explored) > 1 else ():
-        row |= {f"{name}/{env}": value for name, value in metrics([env]).items()}
+        row[f"explored{suffix}"] = len(played)
+        row[f"explored_success{suffix}"] = fmean(played) if played else 0.0
+        row[f"kept{suffix}"] = sum(len(selected[env]) for env in envs)
     return row
 
 

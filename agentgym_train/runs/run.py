@@ -40,11 +40,7 @@ from agentgym_train.evaluation.tables import category_grid
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import quiet_libraries
-from agentgym_train.models.model_card import (
-    FinishedCheckpoints,
-    find_base_again,
-    finish_model_folder,
-)
+from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
@@ -90,11 +86,11 @@ class Method:
     file that marks a checkpoint as complete."""
     shown: Shown
     """Which metrics of a step are written and shown."""
-    summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
-    """summary.json, from the evaluations before and after training."""
+    summary: Callable[[Any, Rows, Reports, Reports], dict[str, Any]]
+    """summary.json, from the metrics and the evaluations before and after training."""
     panels: Callable[[Rows], list[Panel]]
     """The plots of curves.png."""
-    last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
+    last_words: Callable[[Any, Rows], list[str]] = lambda config, rows: []
     """Additional messages at the end of a run, if any."""
 
 
@@ -111,28 +107,34 @@ def run_method(
 
     A new run moves an earlier run in its folder aside.
     """
-    quiet_libraries()
-    state, path, checkpoint = join(processes), Path(config.output_dir), None
-    if resumes:
-        checkpoint = checkpoint_of(RunStore.open(path), console)
-    else:
-        method.check(config)
-    policy = load_policy_for(config, worlds, state.device)
-    config = replace(config, max_tokens=policy.config.max_tokens)
-    make_trainer = method.prepare(policy, config, worlds, notifier(console))
-    if not resumes:
-        # All checks have passed: only now move an earlier run.
-        on_main_process(lambda: new_folder(config, path, console))
-    run_method = Run(config, method, RunStore.open(path), console, worlds, policy)
+    run = loaded_run(method, config, console, worlds, processes)
     try:
-        return interruptible(lambda: run_method.play(make_trainer, checkpoint), config, console)
+        make_trainer = run.prepare()
+        again = resume_command(Path(config.output_dir), config.as_dict())
+        return interruptible(lambda: run.start(make_trainer, resumes=resumes), again, console)
     finally:
-        worlds.run(policy.close())
+        worlds.run(run.policy.close())
 
 
-def interruptible(play: Callable[[], object], config: RunConfig, console: Console) -> int:
-    """Play a run, and show after Ctrl-C how it is resumed. Returns the exit status."""
-    again = resume_command(Path(config.output_dir), config.as_dict())
+def loaded_run(
+    method: Method,
+    config: RunConfig,
+    console: Console,
+    worlds: Worlds,
+    processes: int = 1,
+    loaded: tuple[Any, Any] | None = None,
+) -> Run:
+    """A run with its policy, for one of `processes`; `loaded` is a model with its tokenizer."""
+    quiet_libraries()
+    state = join(processes)
+    method.check(config)
+    policy = load_policy_for(config, worlds, state.device, loaded)
+    config = replace(config, max_tokens=policy.config.max_tokens)
+    return Run(config, method, console, worlds, policy)
+
+
+def interruptible(play: Callable[[], object], again: str, console: Console) -> int:
+    """Play a run, and show after Ctrl-C the command that resumes it. Returns the exit status."""
     try:
         with watching_processes(f"Resume with: {again}"):
             play()
@@ -200,25 +202,16 @@ def load_policy_for(
         policy = make_policy(config, env_instruction=own, tools=tools)
     else:
         policy = policy_of(config, *loaded, env_instruction=own, tools=tools)
-    place_model(
-        policy.model, config, device, keep_attention=loaded is not None and config.attention is None
-    )
-    return policy
-
-
-def place_model(
-    model: Any, config: RunConfig, device: Any, *, keep_attention: bool = False
-) -> None:
-    """Move a model to its device, and set its attention kernels and compiled layers."""
-    model.to(device)
+    policy.model.to(device)
     computes_in = config.computes_in(on_gpu=device.type == "cuda")
     if computes_in == "bfloat16" and device.type == "cpu":
         warn_of_slow_bfloat16()
-    if not keep_attention:
-        use_attention(model, config.attention, computes_in)
+    if loaded is None or config.attention is not None:
+        use_attention(policy.model, config.attention, computes_in)
     set_tiles(compiled=config.compiles)
     if config.compiles:
-        compile_layers(model)
+        compile_layers(policy.model)
+    return policy
 
 
 def evaluate_policy(
@@ -302,18 +295,45 @@ def train(
         raise KeyboardInterrupt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """A run in progress."""
+    """A run with its policy."""
 
     config: RunConfig
     method: Method
-    store: RunStore
     console: Console
     worlds: Worlds
     policy: Policy
     is_part: bool = False
     """Whether it is a part of another run, which shows the suggestions itself."""
+
+    @property
+    def store(self) -> RunStore:
+        """The run folder."""
+        return RunStore(Path(self.config.output_dir))
+
+    def prepare(self) -> MakeTrainer:
+        """Check what needs the loaded policy; returns the factory of the trainer."""
+        return self.method.prepare(self.policy, self.config, self.worlds, notifier(self.console))
+
+    def start(
+        self,
+        make_trainer: MakeTrainer,
+        callbacks: Sequence[TrainerCallback] = (),
+        objects: Sequence[str] = (),
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Play a new run, whose folder is created, or resume the one in the folder.
+
+        All checks have passed: only now an earlier run is moved. `objects` are as in `new_folder`.
+        """
+        path, checkpoint = Path(self.config.output_dir), None
+        if resumes:
+            checkpoint = checkpoint_of(RunStore.open(path), self.console)
+        else:
+            on_main_process(lambda: new_folder(self.config, path, self.console, objects))
+        self.play(make_trainer, checkpoint, callbacks)
 
     def play(
         self,
@@ -365,14 +385,14 @@ class Run:
     def close(self, before: Reports, after: Reports) -> None:
         """Write the summary, and print results and suggested commands."""
         config, store, console = self.config, self.store, self.console
-        store.write_json("summary.json", self.method.summary(config, store, before, after))
+        rows, _ = store.metrics()
+        store.write_json("summary.json", self.method.summary(config, rows, before, after))
         for env in before or after:
             parts = (("before", before), ("after", after))
             reports = {name: found[env] for name, found in parts if env in found}
             console.print(category_grid(reports).as_table())
-        for words in self.method.last_words(config, store):
+        for words in self.method.last_words(config, rows):
             console.print(words, soft_wrap=True)
-        rows, _ = store.metrics()
         envs = [world.env for world in config.worlds]
         title = f"{', '.join([self.method.name, *envs])}, seed {config.seed}"
         picture = plot(rows, self.method.panels(rows) if rows else [], title, store.path, "step")
@@ -438,9 +458,9 @@ class TrainedFurther(TrainerCallback):
         _write_steps(self._config, self._store)
         # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
         reached = [row["step"] for row in self._store.metrics()[0]]
-        run_method, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
+        folder = f"step-{max([state.global_step, *reached])}"
         self._store.set_aside(*_RESULTS, folder=folder)
-        find_base_again(run_method / folder / "model", before=run_method / "model")
+        finish_model_folder(self._store.path / folder / "model", self._config)
 
 
 def _write_steps(config: RunConfig, store: RunStore) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,23 +14,18 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
-from agentgym_train.config.policy import HORIZON, SETTINGS_OF_A_RUN, PolicyConfig
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.worlds import World, WorldEvalSettings
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
-from agentgym_train.runs.curves import Panel, plot
+from agentgym_train.runs.curves import Panel, Rows, plot
 from agentgym_train.training.checkpoints import last_checkpoint
 
-WEAK = 0.05
-"""Success below which the suggestion is to find out why."""
 
-
-def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) -> dict[str, Any]:
+def summary(config: RLConfig, rows: Rows, before: Reports, after: Reports) -> dict[str, Any]:
     """The summary.json of an RL run."""
-    rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
         "train_seconds": _seconds(rows, "seconds"),
         "env_steps": int(sum(row["env_steps"] for row in rows)),
@@ -45,10 +39,9 @@ def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) 
 
 
 def learning_summary(
-    config: RunConfig, store: RunStore, before: Reports, after: Reports
+    config: RunConfig, rows: Rows, before: Reports, after: Reports
 ) -> dict[str, Any]:
     """The summary.json of an SFT or DPO run."""
-    rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
         "method": config.method,
         "loss_first": rows[0]["loss"] if rows else None,
@@ -58,12 +51,18 @@ def learning_summary(
     }
 
 
-def last_words(config: RLConfig, store: RunStore) -> list[str]:
+def last_words(config: RLConfig, rows: Rows) -> list[str]:
     """How many episodes were lost, and how many turns were cut, if any and many."""
-    rows, _ = store.metrics()
-    cuts = warn_of_cuts(_cut_turns(rows), config.turn_max_tokens)
-    found = [_lost_episodes(rows), cuts and f"In training {cuts}."]
-    return [f"[yellow]{words}[/]" for words in found if words]
+    found = []
+    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
+    if retried:
+        found.append(
+            f"{retried} episodes were retried; {lost} of them remained lost and are excluded from "
+            "loss and baseline."
+        )
+    if cuts := warn_of_cuts(_cut_turns(rows), config.turn_max_tokens):
+        found.append(f"In training {cuts}.")
+    return [f"[yellow]{words}[/]" for words in found]
 
 
 def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
@@ -143,31 +142,18 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
     }
 
 
-def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+def _seconds(rows: Rows, name: str) -> float:
     return round(sum(row[name] for row in rows), 1)
 
 
-def _cut_turns(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _cut_turns(rows: Rows) -> float | None:
     """The share of cut turns in all steps; None if no step tells of them."""
     known = [row for row in rows if row.get("cut_turns") is not None and row["turns"]]
     turns = sum(row["turns"] for row in known)
     return sum(row["cut_turns"] * row["turns"] for row in known) / turns if known else None
 
 
-def _lost_episodes(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """How many episodes were retried and how many stayed lost; None if none was retried."""
-    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
-    if not retried:
-        return None
-    return (
-        f"{retried} episodes were retried; {lost} of them remained lost and are excluded from loss "
-        "and baseline."
-    )
-
-
-def _iterations_table(
-    envs: Sequence[str], base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
-) -> UncutTable:
+def _iterations_table(envs: Sequence[str], base: Mapping[str, float], rows: Rows) -> UncutTable:
     table = Table(title="AgentEvol: success on held-out tasks")
     for name in ("iteration", "explored", "selected", "learned", *envs):
         table.add_column(name, justify="right")
@@ -182,90 +168,27 @@ def _iterations_table(
 
 def next_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after a run."""
-    results = store.read_json("summary.json") or {}
-    success = results.get("success_after")
-    if success is not None and success < WEAK:
-        return [_read_failures(config, store, results), *_further(config, store)]
-    was_evaluated = success is not None
-    return [
-        *(_evaluate(config, world, store.path, was_evaluated) for world in _worlds(config)),
-        *_further(config, store),
-        *([_reinforce(config, store.path)] if isinstance(config, SFTConfig | DPOConfig) else []),
-    ]
+    run = store.path
+    found = [(shlex.join(["agentgym", "view", str(run)]), "read its episodes, the failures first")]
+    for world in config.worlds:
+        words = [
+            "agentgym", "eval", "--env", world.env, "--policy", f"{run}/model",
+            "--split", world.eval.split, "--horizon", str(world.eval.horizon),
+            "--settings-of", str(run),
+        ]  # fmt: skip
+        if not is_known("agent", config.agent):
+            words += ["--agent", _option(config.agent)]
+        for wrapper in world.wrappers or []:
+            words += ["--wrapper", _option(wrapper)]
+        found.append((shlex.join(words), "evaluate the trained policy"))
+    can_resume = not (store.read_json("run.json") or {}).get("objects")
+    if can_resume and last_checkpoint(store.checkpoints) is not None:
+        rows, _ = store.metrics()
+        command = f"agentgym train --resume {run} --steps {2 * max(1, last_step(rows))}"
+        trusted = command + trust_option(config.as_dict())
+        found.append((trusted, "train it further, to twice as many steps"))
+    return found
 
 
-def policy_options(config: RunConfig, run: Path) -> str:
-    """The options of `agentgym eval` and `collect` for the policy of a run."""
-    words = []
-    plain = PolicyConfig()
-    if any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_OF_A_RUN):
-        words += ["--settings-of", shlex.quote(str(run))]
-    if not is_known("agent", config.agent):
-        agent = config.agent if isinstance(config.agent, str) else json.dumps(config.agent)
-        words += ["--agent", shlex.quote(agent)]
-    for wrapper in config.wrappers:
-        words += [
-            "--wrapper",
-            wrapper if isinstance(wrapper, str) else shlex.quote(json.dumps(wrapper)),
-        ]
-    return "".join(f" {word}" for word in words)
-
-
-def _evaluate(config: RunConfig, world: World, run: Path, was_evaluated: bool) -> tuple[str, str]:
-    """The command that evaluates the policy in an environment, after training on a new split."""
-    split = world.split if world.split and was_evaluated else world.eval.split
-    own = replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
-    purpose = "evaluate the trained policy"
-    purpose += " on another split" * (split != world.eval.split)
-    return (
-        f"agentgym eval --env {world.env} --policy {run}/model --split {split} "
-        f"--horizon {world.eval.horizon}{policy_options(own, run)}",
-        purpose + ", with the wrappers of the training" * bool(world.wrappers),
-    )
-
-
-def _further(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
-    """The command that trains further; none where it would be rejected."""
-    metadata = store.read_json("run.json") or {}
-    if metadata.get("objects") or last_checkpoint(store.checkpoints) is None:
-        return []
-    steps = (store.read_json("summary.json") or {}).get("steps")
-    if isinstance(config, RLConfig):
-        steps = config.steps
-    command = f"agentgym train --resume {store.path} --steps {2 * max(1, steps or 1)}"
-    return [
-        (
-            command + trust_option(config.as_dict()),
-            "train it further, to twice as many steps",
-        )
-    ]
-
-
-def _reinforce(config: RunConfig, run: Path) -> tuple[str, str]:
-    """The command that continues with RL, whose config the user writes."""
-    entries = ", ".join(f"{{env: {world.env}}}" for world in _worlds(config))
-    return (
-        f"agentgym train rl.yaml --model {run}/model --output_dir {run}-rl",
-        f"continue with RL: write rl.yaml with envs: [{entries}] (examples/train has some)",
-    )
-
-
-def _read_failures(
-    config: RunConfig, store: RunStore, results: Mapping[str, Any]
-) -> tuple[str, str]:
-    """What to do about a policy that solves next to nothing: RL would learn from no success."""
-    reports = reports_by_env(results.get("after"), [world.env for world in _worlds(config)])
-    cuts = [report["cut_turns"] or 0.0 for report in reports.values()]
-    cut = fmean(cuts) if cuts else 0.0
-    return (
-        f"agentgym view {store.path}",
-        f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "
-        f"turn_max_tokens={config.turn_max_tokens}. Where next to nothing is solved, RL has no "
-        "success to learn from: begin with a policy that solves some tasks, such as one after SFT",
-    )
-
-
-def _worlds(config: RunConfig) -> list[World]:
-    """The environments of a run; without one, the user completes the command."""
-    own = WorldEvalSettings(split=config.eval.split, horizon=config.eval.horizon or HORIZON)
-    return config.worlds or [World(env="ENV", eval=own)]
+def _option(value: str | Mapping[str, Any]) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
