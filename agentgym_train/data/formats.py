@@ -248,9 +248,8 @@ def _read_chat(row: dict[str, Any], column: str, env: str) -> Trajectory:
     read = [_read_message(column, number, message) for number, message in enumerate(messages, 1)]
     instruction, read = _instruction_of(read, acknowledged=column == "conversations")
     told = (instruction, *_folded(read))
-    column_of_ours = row.get(COLUMN)
-    is_ours = isinstance(column_of_ours, str)
-    episode = _restored(column_of_ours, *told) if is_ours else _episode_with(row, env, *told)
+    rest = row.get(COLUMN)
+    episode = _restored(rest, *told) if isinstance(rest, str) else _episode_with(row, env, *told)
     losses = [loss for role, _, loss in read if role in _POLICY]
     turns = [_flagged(turn, loss) for turn, loss in zip(episode.turns, losses, strict=True)]
     return replace(episode, turns=turns)

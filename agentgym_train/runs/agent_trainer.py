@@ -6,7 +6,7 @@ import base64
 import copy
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -34,23 +34,12 @@ from agentgym_train.models.distributed import gathered
 from agentgym_train.models.loading import load_tokenizer
 from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.rollout.agent import Agent
-from agentgym_train.rollout.horizon import (
-    SCHEDULES,
-    Adaptive,
-    Fixed,
-    Horizon,
-    Linear,
-    ScalingInterStepwise,
-    Turns,
-    as_horizon,
-    make_horizon,
-)
+from agentgym_train.rollout.horizon import SCHEDULES, Horizon, Turns, as_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.preflight import prepared, process_rank
 from agentgym_train.runs.run import Method, Run, evaluate_policy, loaded_run
 from agentgym_train.runs.watchdog import watching_processes
 
-_BUILT_IN: Final = frozenset(ALGORITHMS.values())
 _SHOWN: Final = ("step", "success", "reward", "loss", "turns", "accuracy")
 """Metrics of the last step in a notebook's table."""
 _TRAINED: Final[WeakSet[Any]] = WeakSet()
@@ -139,14 +128,19 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         self._console = console or Console()
         self._is_closed = False
         self._objects: dict[str, Any] = {}
-        if algorithm is not None:
+        """What the config cannot restore; it has the built-in ones."""
+        if algorithm is not None and type(algorithm) not in ALGORITHMS.values():
             self._objects["algorithm"] = algorithm
-        if horizon is not None:
+        if horizon is not None and type(horizon) not in SCHEDULES.values():
             self._objects["horizon"] = as_horizon(horizon)
         given = {**self._objects, "agent": agent}
         if self.args.env.startswith(f"{MAIN}:"):
             given["env"] = load_named(self.args.env)
-        self._named_objects = _not_in_config(self.args, given)
+        self._named_objects = [
+            f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
+            for name, value in given.items()
+            if value is not None
+        ]
         method, here = _method_of(self.args), process_rank()
         self.worlds: Worlds = prepared(self.args, here.processes, is_loaded=is_loaded)
         """Run the episodes of each environment; none for SFT and DPO without one."""
@@ -336,29 +330,13 @@ def _complete(
     return config
 
 
-def _not_in_config(args: RunConfig, objects: Mapping[str, Any]) -> list[str]:
-    """Names and classes of the objects that the config cannot restore."""
-    left = {name: value for name, value in objects.items() if value is not None}
-    if type(left.get("algorithm")) in _BUILT_IN:
-        del left["algorithm"]
-    own = make_horizon(args.horizon) if isinstance(args, RLConfig) and "horizon" in left else None
-    if own is not None and left["horizon"] == own:
-        del left["horizon"]
-    return [
-        f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
-        for name, value in left.items()
-    ]
-
-
 def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
     """The config's value for a schedule: all of a built-in one, else its first and last turns."""
-    match horizon:
-        case Fixed() | ScalingInterStepwise() | Linear() | Adaptive():
-            (kind,) = (name for name, made in SCHEDULES.items() if made is type(horizon))
-            own = {f.name: getattr(horizon, f.name) for f in fields(horizon) if f.init}
-            turns = own.pop("turns")
-            own["turns"] = [turns] if isinstance(turns, int) else list(turns)
-            return {"type": kind, **own}
+    for kind, made in SCHEDULES.items():
+        if type(horizon) is made:
+            own = {f.name: getattr(horizon, f.name) for f in fields(SCHEDULES[kind]) if f.init}
+            turns = own["turns"]
+            return {"type": kind, **own, "turns": [turns] if isinstance(turns, int) else [*turns]}
     try:
         # A schedule may have state, and a call may change it.
         asked = copy.deepcopy(as_horizon(horizon))

@@ -20,9 +20,8 @@ from agentgym_train.rollout.progress import RolloutBar
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs import agent_evol
 from agentgym_train.runs import run as runs
-from agentgym_train.runs.curves import Panel, panels_of
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
-from agentgym_train.runs.summary import last_words, learning_summary, summary
+from agentgym_train.runs.summary import Panel, last_words, learning_summary, panels_of, summary
 from agentgym_train.training.callbacks import Shown
 from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo

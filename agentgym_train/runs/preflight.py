@@ -144,20 +144,20 @@ def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) 
         worlds = stack.enter_context(open_worlds(config, processes))
         for world, runner in zip(config.worlds, worlds, strict=True):
             if world.split:
-                warn_of_trained_tasks(runner, world.split, world.eval.split)
+                _warn_of_trained_tasks(runner, world.split, world.eval.split)
         stack.pop_all()
     return worlds
 
 
-def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split: str) -> None:
+def _warn_of_trained_tasks(runner: RolloutRunner, split: str, eval_split: str) -> None:
     """Log a warning if tasks of the evaluation are trained on, as selections allow."""
-    tasks = rollout_runner.tasks
-    trained = set(tasks.split(split)).intersection(tasks.split(eval_split))
+    held_out = set(runner.tasks.split(eval_split))
+    trained = held_out.intersection(runner.tasks.split(split))
     if trained and process_rank().is_first:
         logger.warning(
             "%s: %d of the %d tasks of eval.split %r are also in split %r, which is trained on; "
             "success on them does not show success on new tasks",
-            rollout_runner.env_id, len(trained), len(tasks.split(eval_split)), eval_split, split,
+            runner.env_id, len(trained), len(held_out), eval_split, split,
         )  # fmt: skip
 
 

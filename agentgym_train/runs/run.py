@@ -46,8 +46,7 @@ from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.curves import Panel, Rows, plot
-from agentgym_train.runs.summary import next_commands, show_end
+from agentgym_train.runs.summary import Panel, Rows, next_commands, plot, show_end
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,

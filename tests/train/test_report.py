@@ -16,8 +16,7 @@ from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.report import CategoryReport, EvalReport
 from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.runs.curves import figure_of, panels_of, plot
-from agentgym_train.runs.summary import next_commands, summary
+from agentgym_train.runs.summary import figure_of, next_commands, panels_of, plot, summary
 from agentgym_train.training.checkpoints import HorizonState
 
 CONFIG = config_from(
