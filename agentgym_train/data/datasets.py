@@ -95,10 +95,16 @@ class SFTDataset:
     rows: list[dict[str, list[int]]]
     """`input_ids` and `labels`; see `tokenize.training_row`."""
     filtered: FilteredEpisodes
+    """Which episodes they are of."""
     broken: list[BrokenLine]
     too_long: int
     """Episodes with a context above `max_tokens`; they are left out, never truncated."""
     max_tokens: int
+
+    @property
+    def episodes(self) -> Sequence[Trajectory]:
+        """The episodes that are learned from."""
+        return self.filtered.selected
 
     @classmethod
     def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:

@@ -97,7 +97,9 @@ def base_of(folder: Path) -> str:
             "adapters' model"
         )
     moved = folder / BASE_FOLDER
-    relative = _text_of(moved) if moved.is_file() else base
+    relative = base
+    if moved.is_file():
+        relative = moved.read_text(encoding="utf-8", errors="replace").strip()
     is_starter = relative.startswith(STARTER)
     named = local_path(relative) if is_starter else checked_path(folder / relative)
     places = [named, user_path(base)]
@@ -223,13 +225,6 @@ def _files_of(installed: Distribution) -> list[Path]:
     files = (file for file in installed.files or () if file.name.lower().endswith(_SUFFIX))
     paths = (Path(str(installed.locate_file(file))) for file in files)
     return sorted(path for path in paths if path.is_file())
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {file}: {error}; delete it, or copy it again") from error
 
 
 def _is_path(name: str) -> bool:

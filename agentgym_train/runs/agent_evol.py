@@ -145,15 +145,10 @@ class AgentEvol:
 
     def _store(self, iteration: int) -> RunStore:
         """The run folder of an iteration, which is created if it is missing."""
-        store = RunStore(self.folder(iteration))
-
-        def create() -> None:
-            (store.path / "trajectories").mkdir(parents=True, exist_ok=True)
-            store.write_json("run.json", {"config": self.config.as_dict(), "iteration": iteration})
-
-        if not self._exists(store.path / "run.json"):
-            on_main_process(create)
-        return store
+        path, facts = self.folder(iteration), {"config": self.config.as_dict()}
+        if not self._exists(path / "run.json"):
+            on_main_process(lambda: RunStore.create(path, facts | {"iteration": iteration}))
+        return RunStore(path)
 
     def _model_before(self, iteration: int) -> str:
         """The policy that an iteration explores with."""

@@ -37,7 +37,7 @@ from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.horizon import SCHEDULES, Horizon, Turns, as_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.preflight import prepared, process_rank
-from agentgym_train.runs.run import Method, Run, evaluate_policy, loaded_run
+from agentgym_train.runs.run import Run, evaluate_policy, loaded_run
 from agentgym_train.runs.watchdog import watching_processes
 
 _SHOWN: Final = ("step", "success", "reward", "loss", "turns", "accuracy")
@@ -141,7 +141,10 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             for name, value in given.items()
             if value is not None
         ]
-        method, here = _method_of(self.args), process_rank()
+        # This loads TRL, which takes seconds.
+        from agentgym_train.runs.methods import method_of
+
+        here = process_rank()
         self.worlds: Worlds = prepared(self.args, here.processes, is_loaded=is_loaded)
         """Run the episodes of each environment; none for SFT and DPO without one."""
         self._run: Run | None = None
@@ -150,7 +153,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             if is_loaded:
                 loaded = (model, processing_class or load_tokenizer(self.args.model))
             run = self._run = loaded_run(
-                method, self.args, self._console, self.worlds, here.processes, loaded
+                method_of(self.args), self.args, self._console, self.worlds, here.processes, loaded
             )
             self.args = run.config
             if agent is not None:
@@ -346,13 +349,6 @@ def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
             "__deepcopy__, or name its class as the type in args.horizon"
         ) from error
     return sorted({asked(0), asked(steps - 1)})
-
-
-def _method_of(config: RunConfig) -> Method:
-    # This loads TRL, which takes seconds.
-    from agentgym_train.runs.methods import method_of
-
-    return method_of(config)
 
 
 def _check_types(args: Any, algorithm: Any, horizon: Any) -> None:

@@ -248,52 +248,6 @@ def evaluate_policy(
     return found
 
 
-def train(
-    trainer: Any,
-    checkpoint: str | None,
-    method: Method,
-    config: RunConfig,
-    store: RunStore,
-    console: Console,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> None:
-    """Train to the last step, unless the checkpoint is of the last step.
-
-    Raises `KeyboardInterrupt` if Ctrl-C stopped it earlier.
-    """
-    trainer.remove_callback(PrinterCallback)
-    with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
-        if trainer.is_world_process_zero():
-            trainer.add_callback(TrainedFurther(config, store))
-            trainer.add_callback(Metrics(store, progress, method.shown))
-        trainer.add_callback(stop)
-        trainer.add_callback(FinishedCheckpoints(config))
-        for callback in method.callbacks(trainer, checkpoint, progress):
-            trainer.add_callback(callback)
-        for callback in callbacks:
-            trainer.add_callback(callback)
-        trainer.add_callback(CurrentLearningRate())
-        trainer.add_callback(StopAtLastStep())
-        try:
-            trainer.train(resume_from_checkpoint=checkpoint)
-        except LastStepReached:
-            console.print(f"All {trainer.state.max_steps} steps are already complete.")
-        except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
-            text = str(error)
-            # torch and safetensors say it in their own ways.
-            if "inline_container" in text or "No space left" in text:
-                raise OSError(ENOSPC, "No space left on device", str(store.path)) from error
-            damaged = not isinstance(error, RuntimeError) or "PytorchStreamReader" in text
-            if checkpoint is None or not damaged:
-                raise
-            raise ConfigError(
-                f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
-                "before, or from step 0 if there is none"
-            ) from error
-    if stop.asked and trainer.state.global_step < trainer.args.max_steps:
-        raise KeyboardInterrupt
-
-
 @dataclass(slots=True)
 class Run:
     """A run with its policy."""
@@ -351,10 +305,7 @@ class Run:
         trainer = make_trainer(self.store)
         with Trackers(trainer, self.config, self.store, before) as trackers:
             with closing(trainer):
-                train(
-                    trainer, checkpoint, self.method, self.config, self.store, self.console,
-                    callbacks,
-                )  # fmt: skip
+                self._train(trainer, checkpoint, callbacks)
             trainer.save_model(str(self.store.path / "model"))
             on_main_process(lambda: finish_model_folder(self.store.path / "model", self.config))
             if trainer.state.global_step < trainer.args.max_steps:
@@ -364,22 +315,74 @@ class Run:
             if trainer.is_world_process_zero():
                 self.close(before, after)
 
+    def _train(
+        self, trainer: Any, checkpoint: str | None, callbacks: Sequence[TrainerCallback]
+    ) -> None:
+        """Train to the last step, unless the checkpoint is of the last step.
+
+        Raises `KeyboardInterrupt` if Ctrl-C stopped it earlier.
+        """
+        config, store, console = self.config, self.store, self.console
+        trainer.remove_callback(PrinterCallback)
+        with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
+            added: list[TrainerCallback] = []
+            if trainer.is_world_process_zero():
+                added = [TrainedFurther(config, store), Metrics(store, progress, self.method.shown)]
+            added += [stop, FinishedCheckpoints(config)]
+            added += [*self.method.callbacks(trainer, checkpoint, progress), *callbacks]
+            for callback in [*added, CurrentLearningRate(), StopAtLastStep()]:
+                trainer.add_callback(callback)
+            try:
+                trainer.train(resume_from_checkpoint=checkpoint)
+            except LastStepReached:
+                console.print(f"All {trainer.state.max_steps} steps are already complete.")
+            except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+                text = str(error)
+                # torch and safetensors say it in their own ways.
+                if "inline_container" in text or "No space left" in text:
+                    raise OSError(ENOSPC, "No space left on device", str(store.path)) from error
+                damaged = not isinstance(error, RuntimeError) or "PytorchStreamReader" in text
+                if checkpoint is None or not damaged:
+                    raise
+                raise ConfigError(
+                    f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the "
+                    "one before, or from step 0 if there is none"
+                ) from error
+        if stop.asked and trainer.state.global_step < trainer.args.max_steps:
+            raise KeyboardInterrupt
+
     def evaluated(self, model: Any, trained_steps: int | None = None) -> Reports:
-        """The evaluation before or after training, by environment."""
-        config = self.config
-        after = trained_steps is not None
-        if not (config.eval.after if after else config.eval.before):
+        """The evaluation before or after training, by environment; what is stored is not repeated.
+
+        A collective. NAME.json is the report, or of several environments a mapping of them, of
+        which each is in NAME-ENV.json as soon as it is there.
+        """
+        config, store, is_after = self.config, self.store, trained_steps is not None
+        if not (config.eval.after if is_after else config.eval.before):
             return {}
-
-        def ready() -> Policy:
+        name = "eval_after" if is_after else "eval_before"
+        is_main, several = PartialState().is_main_process, len(self.worlds) > 1
+        reports: Reports = {}
+        for world, runner in zip(config.worlds, self.worlds, strict=True):
+            env = runner.env_id
+            file = f"{name}-{env_file_name(env)}" if several else name
+            stored = gathered(store.read_json(f"{file}.json"))[0]
+            if stored is not None:
+                reports[env] = EvalReport.from_dict(stored)
+                continue
             self.worlds.run(self.policy.engine.update_weights(model, trained_steps or 0))
-            return self.policy
-
-        return evaluate_worlds(
-            config, self.worlds, ready, self.store, self.console,
-            "eval_after" if after else "eval_before",
-            recorded=f"{config.output_dir}/model" if after else None,
-        )  # fmt: skip
+            reports[env], trajectories = evaluate_policy(
+                config, world, runner, self.policy, self.console,
+                f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " "),
+                f"{config.output_dir}/model" if is_after else None,
+            )  # fmt: skip
+            if is_main:
+                store.replace_trajectories(file, trajectories)
+                store.write_json(f"{file}.json", reports[env].as_dict())
+        if several and is_main:
+            every = {env: report.as_dict() for env, report in reports.items()}
+            store.write_json(f"{name}.json", every)
+        return reports
 
     def close(self, before: Reports, after: Reports) -> None:
         """Write the summary, and print results and suggested commands."""
@@ -397,44 +400,6 @@ class Run:
         picture = plot(rows, self.method.panels(rows) if rows else [], title, store.path, "step")
         commands = [] if self.is_part else next_commands(config, store)
         show_end(store, picture, commands, console)
-
-
-def evaluate_worlds(
-    config: RunConfig,
-    worlds: Worlds,
-    ready: Callable[[], Policy],
-    store: RunStore,
-    console: Console,
-    name: str,
-    *,
-    recorded: str | None = None,
-) -> Reports:
-    """Evaluate a policy in each environment, unless its report is stored. A collective.
-
-    `ready` returns the policy, after its weights were given to the engine, and `recorded` is what
-    is recorded as the policy. NAME.json is the report, or of several environments a mapping of
-    them, of which each is in NAME-ENV.json as soon as it is there.
-    """
-    reports: Reports = {}
-    several = len(worlds) > 1
-    for world, runner in zip(config.worlds, worlds, strict=True):
-        env = runner.env_id
-        file = f"{name}-{env_file_name(env)}" if several else name
-        stored = gathered(store.read_json(f"{file}.json"))[0]
-        if stored is not None:
-            reports[env] = EvalReport.from_dict(stored)
-            continue
-        label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
-        reports[env], trajectories = evaluate_policy(
-            config, world, runner, ready(), console, label, recorded
-        )
-        if PartialState().is_main_process:
-            store.replace_trajectories(file, trajectories)
-            store.write_json(f"{file}.json", reports[env].as_dict())
-    if several and PartialState().is_main_process:
-        every = {env: report.as_dict() for env, report in reports.items()}
-        store.write_json(f"{name}.json", every)
-    return reports
 
 
 class TrainedFurther(TrainerCallback):
