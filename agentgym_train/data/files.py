@@ -41,7 +41,7 @@ def read_rows(path: Path) -> tuple[list[FileRow], list[BrokenLine]]:
         try:
             pieces = msgspec.json.decode(data, type=list[msgspec.Raw])
         except msgspec.DecodeError as error:
-            return [], [BrokenLine(path, 0, f"it is no JSON array: {error}")]
+            return [], [BrokenLine(path, 0, f"the JSON array is not valid: {error}")]
     rows, broken = [], []
     for number, piece in enumerate(pieces, 1):
         try:

@@ -6,7 +6,7 @@ import base64
 import copy
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -133,14 +133,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self._objects["algorithm"] = algorithm
         if horizon is not None and type(horizon) not in SCHEDULES.values():
             self._objects["horizon"] = as_horizon(horizon)
-        given = {**self._objects, "agent": agent}
-        if self.args.env.startswith(f"{MAIN}:"):
-            given["env"] = load_named(self.args.env)
-        self._named_objects = [
-            f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
-            for name, value in given.items()
-            if value is not None
-        ]
+        self._named_objects = _names_of({**self._objects, "agent": agent}, self.args.env)
         # This loads TRL, which takes seconds.
         from agentgym_train.runs.methods import method_of
 
@@ -331,6 +324,16 @@ def _complete(
     config = replace(args, **given)
     config.check_required()
     return config
+
+
+def _names_of(objects: Mapping[str, Any], env: str) -> list[str]:
+    """Names and classes of the objects that a config cannot restore."""
+    every = {**objects, "env": load_named(env) if env.startswith(f"{MAIN}:") else None}
+    return [
+        f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
+        for name, value in every.items()
+        if value is not None
+    ]
 
 
 def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:

@@ -257,7 +257,10 @@ def test_a_broken_row_is_named_and_the_rest_is_kept(tmp_path, form, bad, array):
     (broken,) = read.broken
     assert broken.path == whole and broken.reason
     if array and bad in ("cut", "no JSON", "surrogate"):
-        assert (broken.line, read.trajectories) == (0, []) and "no JSON array" in broken.reason
+        assert (broken.line, read.trajectories) == (
+            0,
+            [],
+        ) and "the JSON array is not valid" in broken.reason
         return
     assert broken.line == 2
     assert {t.turns[0].response for t in read.trajectories} == {
