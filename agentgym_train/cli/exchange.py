@@ -46,7 +46,7 @@ def export(
     selected, read = read_demonstrations(sources, EpisodeFilter(**kept))
     _report_broken(console, read.broken)
     found = f"{len(selected.selected)} of {len(read.trajectories)} episodes"
-    others = f" (others: {selected.reasons()})" if selected.left_out else ""
+    others = selected.reasons()
     if not selected.selected:
         raise ConfigError(f"nothing to export: {found} are selected{others}")
     count = write_rows(out, export_rows(selected.selected, name, tokens=tokens))
@@ -99,7 +99,7 @@ def import_(
 
 def _report_broken(console: Console, broken: list[BrokenLine]) -> None:
     """Report the lines that cannot be read; the others are used."""
-    from agentgym_train.data.datasets import describe_broken
+    from agentgym_train.data.formats import describe_broken
 
     for sentence in describe_broken(broken):
         console.print(f"[yellow]{escape(sentence)}[/]", soft_wrap=True)

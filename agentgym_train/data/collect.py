@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -24,6 +25,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.policy import CollectConfig
+from agentgym_train.data.formats import describe_broken
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
@@ -38,9 +40,6 @@ NAME: Final = "collected"
 
 _MAY_CHANGE: Final = frozenset({"n", "samples", "servers", "keep", "output_dir"})
 
-_WITHOUT_TEXT: Final = frozenset({"expert", "random"})
-"""Policies that give an action without a text around it."""
-
 
 @dataclass(slots=True)
 class FilteredEpisodes:
@@ -50,8 +49,9 @@ class FilteredEpisodes:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def reasons(self) -> str:
-        """Such as `12 no success, 3 repeated`; empty if nothing was left out."""
-        return ", ".join(f"{count} {reason}" for reason, count in self.left_out.most_common())
+        """Such as ` (left out: 12 no success, 3 repeated)`; empty if nothing was left out."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.most_common())
+        return f" (left out: {reasons})" if reasons else ""
 
 
 Key = tuple[str, int, int]
@@ -132,21 +132,6 @@ def play_starts(
         )
         progress.update(bar, status="")
     return list(lost.values())
-
-
-def mixed(
-    main: EpisodeActorFactory, other: EpisodeActorFactory, config: CollectConfig
-) -> EpisodeActorFactory:
-    """Makes actors of two policies; see `MixedActor`."""
-    form = config.form
-
-    def make() -> MixedActor:
-        first, second = main(), other()
-        if isinstance(first, EpisodeActor) or isinstance(second, EpisodeActor):
-            raise ConfigError("a black-box agent takes every turn itself; leave out --mix-policy")
-        return MixedActor(first, second, config.mix_rate, form)
-
-    return make
 
 
 def missing_starts(
@@ -255,7 +240,6 @@ def _collect(
     spec = PolicySpec(config, api_key=api_key)
     other = _mixed_in(config, api_key)
     check_agent(config.agent, [found.name for found in (spec, other) if found is not None])
-    _check_counting(config)
     with RolloutRunner(
         config.env,
         config.servers,
@@ -276,7 +260,8 @@ def _collect(
                     make = (env_instruction, rollout_runner.run, rollout_runner.card.tools)
                     actors = stack.enter_context(spec.actors(*make))
                     if other is not None:
-                        actors = mixed(actors, stack.enter_context(other.actors(*make)), config)
+                        second = stack.enter_context(other.actors(*make))
+                        actors = partial(_mixed, actors, second, config)
                     # Invalid settings have been rejected by now.
                     store = opened(config)
                     prompt = config.system_prompt(env_instruction)
@@ -301,18 +286,14 @@ def _mixed_in(config: CollectConfig, api_key: str | None) -> PolicySpec | None:
     return PolicySpec(replace(config, model=config.mix_policy), api_key=api_key)
 
 
-def _check_counting(config: CollectConfig) -> None:
-    """Raise `ConfigError` before anything is played if the tokens could not be counted later."""
-    keep = config.keep
-    if keep.max_episode_tokens is None:
-        return
-    if keep.tokenizer is not None:
-        token_counter(keep.tokenizer)
-    elif config.model in _WITHOUT_TEXT or config.mix_policy or config.model.startswith("openai:"):
-        raise ConfigError(
-            f"{config.model} reports no token ids, which --max-episode-tokens counts; name a model "
-            "whose tokenizer counts them: --tokenizer PATH_OR_ID"
-        )
+def _mixed(
+    main: EpisodeActorFactory, other: EpisodeActorFactory, config: CollectConfig
+) -> MixedActor:
+    """An actor of two policies."""
+    first, second = main(), other()
+    if isinstance(first, EpisodeActor) or isinstance(second, EpisodeActor):
+        raise ConfigError("a black-box agent takes every turn itself; leave out --mix-policy")
+    return MixedActor(first, second, config.mix_rate, config.form)
 
 
 def _left(
@@ -320,12 +301,8 @@ def _left(
 ) -> list[EpisodeSpec]:
     """The starts that are still to be played; shows how many are stored."""
     stored, broken = collected(RunStore(Path(config.output_dir)))
-    for line in broken:
-        console.print(
-            f"[yellow]{line.path}, line {line.line} cannot be read ({line.reason}); its episode "
-            "is played again.[/]",
-            soft_wrap=True,
-        )
+    for sentence in describe_broken(broken):
+        console.print(sentence, style="yellow", soft_wrap=True, markup=False)
     left = missing_starts(starts, stored)
     if stored:
         console.print(f"{len(stored)} episodes are stored; {len(left)} remain to be played.")
@@ -357,10 +334,10 @@ def _close(
         "to_play": len(missing_starts(starts, stored)),
     }
     store.write_json("summary.json", figures)
-    reasons = f" (left out: {filtered.reasons()})" if filtered.left_out else ""
     console.print(
         f"{store.path} contains {len(stored)} episodes: success {figures['success']:.2f}, "
-        f"{figures['turns']:.1f} turns on average. Selected: {len(filtered.selected)}{reasons}.",
+        f"{figures['turns']:.1f} turns on average. Selected: {len(filtered.selected)}"
+        f"{filtered.reasons()}.",
         soft_wrap=True,
     )
     if lost:

@@ -26,14 +26,11 @@ from agentgym_train.data.collect import (
     collected,
     filter_episodes,
 )
-from agentgym_train.data.formats import Reading, read_episodes
+from agentgym_train.data.formats import Reading, describe_broken, read_episodes
 from agentgym_train.data.tokenize import EpisodeTokenizer, training_row
 
 _HELD_OUT = "eval"
 """The prefix of files with the episodes of evaluations."""
-
-_MAX_REPORTED = 5
-"""Broken lines that are reported one by one."""
 
 
 def read_demonstrations(
@@ -49,11 +46,13 @@ def read_demonstrations(
     """
     read, chosen, filtered = Reading(), [], FilteredEpisodes()
     for source in map(user_path, sources):
-        found = _read(source)
+        found, own = _read(source)
         if not found.trajectories:
             raise ConfigError(_nothing_in(source, found))
         read.add(found)
-        first = filter_episodes(found.trajectories, _filter_of(source, pairs))
+        if pairs:
+            own = replace(own, success=False, min_reward=None, unique=False)
+        first = filter_episodes(found.trajectories, own)
         chosen += first.selected
         filtered.left_out += first.left_out
     last = filter_episodes(chosen, keep or EpisodeFilter())
@@ -62,29 +61,22 @@ def read_demonstrations(
     return filtered, read
 
 
-def _read(source: Path) -> Reading:
+def _read(source: Path) -> tuple[Reading, EpisodeFilter]:
+    """(what a source contains, the filter that it was collected with)."""
     if source.is_file():
-        return read_episodes(source)
+        return read_episodes(source), EpisodeFilter(min_turns=0)
     store = RunStore.open(source)
-    if collect_config_of(source) is not None:
-        return Reading(*collected(store))
+    collection = collect_config_of(source)
+    if collection is not None:
+        return Reading(*collected(store)), collection.keep
     files, ignored = readable_files(source, "trajectories")
-    reading = Reading()
-    reading.broken += [BrokenLine(source / "trajectories", 0, message) for message in ignored]
+    reading = Reading(
+        broken=[BrokenLine(source / "trajectories", 0, message) for message in ignored]
+    )
     for file in files:
         if not file.name.startswith(_HELD_OUT):
             reading.add(Reading(*store.trajectories(file.stem)))
-    return reading
-
-
-def _filter_of(source: Path, pairs: bool) -> EpisodeFilter:
-    """The filter that a source was collected with."""
-    config = None if source.is_file() else collect_config_of(source)
-    if config is None:
-        return EpisodeFilter(min_turns=0)
-    if pairs:
-        return replace(config.keep, success=False, min_reward=None, unique=False)
-    return config.keep
+    return reading, EpisodeFilter(min_turns=0)
 
 
 def _nothing_in(source: Path, found: Reading) -> str:
@@ -103,10 +95,16 @@ class SFTDataset:
     rows: list[dict[str, list[int]]]
     """`input_ids` and `labels`; see `tokenize.training_row`."""
     filtered: FilteredEpisodes
+    """Which episodes they are of."""
     broken: list[BrokenLine]
     too_long: int
     """Episodes with a context above `max_tokens`; they are left out, never truncated."""
     max_tokens: int
+
+    @property
+    def episodes(self) -> Sequence[Trajectory]:
+        """The episodes that are learned from."""
+        return self.filtered.selected
 
     @classmethod
     def read(cls, config: SFTConfig, tokenizer: Any) -> SFTDataset:
@@ -141,10 +139,9 @@ class SFTDataset:
     def sentences(self) -> list[str]:
         """What is shown about the data."""
         trained = sum(label >= 0 for row in self.rows for label in row["labels"])
-        reasons = f" (left out: {self.filtered.reasons()})" if self.filtered.left_out else ""
         shown = [
-            f"Learning from {len(self.filtered.selected)} episodes{reasons}: {len(self.rows)} "
-            f"rows, {trained:,} trained tokens of "
+            f"Learning from {len(self.filtered.selected)} episodes"
+            f"{self.filtered.reasons()}: {len(self.rows)} rows, {trained:,} trained tokens of "
             f"{sum(len(row['input_ids']) for row in self.rows):,}."
         ]
         if self.too_long:
@@ -210,13 +207,3 @@ def check_rows(rows: Sequence[Any], details: str = "") -> None:
             "there is no episode to learn from; name other data, or select more of it: "
             f"success, min_reward, max_turns, max_tokens. {details}".strip()
         )
-
-
-def describe_broken(broken: list[BrokenLine]) -> list[str]:
-    """Sentences about lines that cannot be read; the rest of a file is used."""
-    shown = [
-        f"{line.place} cannot be read and is left out: {line.reason}"
-        for line in broken[:_MAX_REPORTED]
-    ]
-    more = len(broken) - len(shown)
-    return [*shown, f"{more} more lines cannot be read."] if more else shown

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +16,6 @@ from agentgym_env.run_store import BrokenLine
 
 ENDINGS: Final = (".jsonl", ".json", ".parquet")
 """The files that episodes are written to and read from."""
-_SPACE: Final = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +24,39 @@ class FileRow:
 
     path: Path
     line: int
-    """Its first line, counted from 1; in Parquet the number of the row."""
+    """Its line, counted from 1; in an array and in Parquet the number of the row."""
     values: dict[str, Any]
 
 
 def read_rows(path: Path) -> tuple[list[FileRow], list[BrokenLine]]:
-    """The objects of a file; raises `ConfigError` if it cannot be read."""
+    """The objects of a file, and what is no object; raises `ConfigError` if it cannot be read."""
     if path.suffix.lower() == ".parquet":
         return [FileRow(path, n, values) for n, values in enumerate(_parquet_rows(path), 1)], []
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    found = list(_array(path, data) if data.lstrip()[:1] == b"[" else _lines(path, data))
-    rows = [item for item in found if isinstance(item, FileRow)]
-    return rows, [item for item in found if isinstance(item, BrokenLine)]
+    pieces: list[Any] = data.splitlines()
+    if data.lstrip()[:1] == b"[":
+        try:
+            pieces = msgspec.json.decode(data, type=list[msgspec.Raw])
+        except msgspec.DecodeError as error:
+            return [], [BrokenLine(path, 0, f"the JSON array is not valid: {error}")]
+    rows, broken = [], []
+    for number, piece in enumerate(pieces, 1):
+        try:
+            if bytes(piece).strip():
+                values = msgspec.json.decode(piece, type=dict[str, Any])
+                rows.append(FileRow(path, number, values))
+        except ValueError as error:  # the base of msgspec's and Unicode's errors
+            broken.append(BrokenLine(path, number, str(error)))
+    return rows, broken
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     """Write a file in the format of its ending. Returns the number of rows.
 
-    In `.json` (an array) and `.jsonl`, each row has a line of its own, so that a broken line does
-    not affect others.
+    In `.json` (an array) and `.jsonl`, each row has a line of its own.
     """
     kind = path.suffix.lower()
     if not path.absolute().parent.is_dir():
@@ -63,69 +71,6 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     finally:
         partial.unlink(missing_ok=True)
     return number
-
-
-def _lines(path: Path, data: bytes) -> Iterator[FileRow | BrokenLine]:
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            value = msgspec.json.decode(line)
-        except ValueError as error:  # the base of msgspec's and Unicode's errors
-            yield BrokenLine(path, number, str(error))
-        else:
-            yield _row(path, number, value)
-
-
-def _array(path: Path, data: bytes) -> Iterator[FileRow | BrokenLine]:
-    """The elements of an array.
-
-    After a broken element, it continues at the next line that begins like the first element.
-    """
-    text = data.decode("utf-8", errors="surrogateescape")
-    decoder = json.JSONDecoder()
-    at, line, seen = _skip(text, text.index("[") + 1), 1, 0
-    indent = text[text.rfind("\n", 0, at) + 1 : at]
-    again = re.compile(f"^{'' if indent.strip() else indent}(?=\\{{)", re.MULTILINE)
-    while at < len(text) and text[at] != "]":
-        line, seen = line + text.count("\n", seen, at), at
-        try:
-            _, end = decoder.raw_decode(text, at)
-            # Decoded again, so that the same rules apply to a line and an element.
-            value = msgspec.json.decode(text[at:end].encode("utf-8", errors="surrogateescape"))
-            end = _after_comma(text, end)
-        except ValueError as error:
-            yield BrokenLine(path, line, str(error))
-            following = again.search(text, at + 1)
-            if following is None:
-                return
-            at = following.end()
-            continue
-        yield _row(path, line, value)
-        at = end
-    line += text.count("\n", seen, at)
-    if at >= len(text):
-        yield BrokenLine(path, line, "the array is cut off")
-    elif text[at + 1 :].strip():
-        yield BrokenLine(path, line, "what follows the array is not read")
-
-
-def _row(path: Path, line: int, value: Any) -> FileRow | BrokenLine:
-    if isinstance(value, dict):
-        return FileRow(path, line, value)
-    return BrokenLine(path, line, f"is not an object, but {json.dumps(value)[:60]}")
-
-
-def _after_comma(text: str, at: int) -> int:
-    at = _skip(text, at)
-    if at < len(text) and text[at] not in ",]":
-        raise ValueError(f"expected a comma after an element, got {text[at]!r}")
-    return _skip(text, at + 1) if text[at : at + 1] == "," else at
-
-
-def _skip(text: str, at: int) -> int:
-    """The position after the whitespace at a position."""
-    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]], *, array: bool) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,6 +40,9 @@ _MARKS: Final[dict[str, FormatName]] = {
 }
 """A column that only one format has."""
 
+_MAX_REPORTED: Final = 5
+"""Broken lines that are reported one by one."""
+
 _NAMING: Final = ("env", "task", "item_id")
 """Columns that may name the environment and the task."""
 
@@ -48,6 +51,8 @@ _POLICY: Final = frozenset({"gpt", "assistant"})
 _ACKNOWLEDGEMENT: Final = "OK."
 
 _NUMBERED: Final = re.compile(r"[A-Za-z]+_\d+")
+
+_LARGEST: Final = sys.float_info.max
 
 _NAMES: Final = {"searchqa": "search"}
 """AgentGym's names of environments that have another name here."""
@@ -66,21 +71,21 @@ class Reading:
         self.broken += other.broken
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialogue:
-    """The texts of an episode, in their order."""
-
-    instruction: str
-    observation: str
-    exchanges: list[tuple[str, str | None]]
-    """(response, observation); the observation is None if the texts end before it."""
-
-
 class _Rest(Struct, frozen=True):
     words: str
     """A digest of the texts, which detects changes of them."""
     episode: Trajectory
     """The episode without the texts."""
+
+
+def describe_broken(broken: list[BrokenLine]) -> list[str]:
+    """Sentences about lines that cannot be read; the rest of a file is used."""
+    shown = [
+        f"{line.place} cannot be read and is left out: {line.reason}"
+        for line in broken[:_MAX_REPORTED]
+    ]
+    more = len(broken) - len(shown)
+    return [*shown, f"{more} more lines cannot be read."] if more else shown
 
 
 def format_named(name: str) -> FormatName:
@@ -163,14 +168,13 @@ def item_id(env: str, task: str) -> str:
 
 def _messages_row(trajectory: Trajectory) -> dict[str, Any]:
     """A row of chat messages; the columns beside them are plain values for filtering."""
-    messages = [] if not trajectory.instruction else [("system", trajectory.instruction)]
-    messages.append(("user", trajectory.observation))
-    for response, answer in _dialogue_of(trajectory).exchanges:
-        messages.append(("assistant", response))
-        if answer is not None:
-            messages.append(("user", answer))
+    system = [{"role": "system", "content": trajectory.instruction}]
+    messages = [
+        {"role": "user" if turn is None else "assistant", "content": text}
+        for turn, text in _texts_of(trajectory)
+    ]
     return {
-        "messages": [{"role": role, "content": content} for role, content in messages],
+        "messages": [*(system if trajectory.instruction else []), *messages],
         "env": trajectory.env,
         "task": trajectory.task,
         "success": trajectory.success,
@@ -181,31 +185,34 @@ def _messages_row(trajectory: Trajectory) -> dict[str, Any]:
 
 def _conversations_row(trajectory: Trajectory) -> dict[str, Any]:
     """A row of AgentGym, whose instruction is a message with an acknowledgement."""
-    messages: list[tuple[str, bool | None, str]] = []
-    if trajectory.instruction:
-        messages += [("human", None, trajectory.instruction), ("gpt", False, _ACKNOWLEDGEMENT)]
-    messages.append(("human", None, trajectory.observation))
-    exchanges = _dialogue_of(trajectory).exchanges
-    for turn, (response, answer) in zip(trajectory.turns, exchanges, strict=True):
-        messages.append(("gpt", has_loss(turn), response))
-        if answer is not None:
-            messages.append(("human", None, answer))
+    told = [
+        {"from": "human", "loss": None, "value": trajectory.instruction},
+        {"from": "gpt", "loss": False, "value": _ACKNOWLEDGEMENT},
+    ]
+    messages = [
+        {"from": "human", "loss": None, "value": text}
+        if turn is None
+        else {"from": "gpt", "loss": has_loss(turn), "value": text}
+        for turn, text in _texts_of(trajectory)
+    ]
     return {
         "item_id": item_id(trajectory.env, trajectory.task),
-        "conversations": [{"from": f, "loss": loss, "value": text} for f, loss, text in messages],
+        "conversations": [*(told if trajectory.instruction else []), *messages],
         "reward": trajectory.reward,
         "success": trajectory.success,
         COLUMN: _rest_of(trajectory),
     }
 
 
-def _dialogue_of(trajectory: Trajectory) -> _Dialogue:
-    """The texts of an export: they end with the policy's last response."""
-    turns = trajectory.turns
-    exchanges: list[tuple[str, str | None]] = [(t.response, t.observation) for t in turns]
-    if exchanges:
-        exchanges[-1] = (exchanges[-1][0], None)
-    return _Dialogue(trajectory.instruction, trajectory.observation, exchanges)
+def _texts_of(trajectory: Trajectory) -> Iterator[tuple[Turn | None, str]]:
+    """The texts of an export, each with its turn if it is the policy's; the last one is."""
+    text = trajectory.observation
+    for turn in trajectory.turns:
+        yield None, text
+        yield turn, turn.response
+        text = turn.observation
+    if not trajectory.turns:
+        yield None, text
 
 
 def _rest_of(trajectory: Trajectory) -> str:
@@ -216,12 +223,16 @@ def _rest_of(trajectory: Trajectory) -> str:
         for i, t in enumerate(trajectory.turns)
     ]
     bare = replace(trajectory, instruction="", observation="", turns=turns)
-    return msgspec.json.encode(_Rest(_digest(_dialogue_of(trajectory)), bare)).decode()
+    digest = _digest(trajectory.instruction, trajectory.observation, trajectory.turns)
+    return msgspec.json.encode(_Rest(digest, bare)).decode()
 
 
-def _digest(dialogue: _Dialogue) -> str:
-    texts = [dialogue.instruction, dialogue.observation, dialogue.exchanges]
-    return hashlib.blake2b(msgspec.json.encode(texts), digest_size=8).hexdigest()
+def _digest(instruction: str, observation: str, turns: Sequence[Turn]) -> str:
+    """A digest of the texts of an export."""
+    texts: list[tuple[str, str | None]] = [(t.response, t.observation) for t in turns[:-1]]
+    texts += [(t.response, None) for t in turns[-1:]]
+    encoded = msgspec.json.encode([instruction, observation, texts])
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
 def _read_chat(row: dict[str, Any], column: str, env: str) -> Trajectory:
@@ -236,11 +247,9 @@ def _read_chat(row: dict[str, Any], column: str, env: str) -> Trajectory:
         raise ConfigError(f"its {column} are not a list of messages")
     read = [_read_message(column, number, message) for number, message in enumerate(messages, 1)]
     instruction, read = _instruction_of(read, acknowledged=column == "conversations")
-    dialogue = _folded(instruction, ((role in _POLICY, text) for role, text, _ in read))
-    if isinstance(row.get(COLUMN), str):
-        episode = _restored(dialogue, row[COLUMN])
-    else:
-        episode = _episode_with(dialogue, row, env)
+    told = (instruction, *_folded(read))
+    rest = row.get(COLUMN)
+    episode = _restored(rest, *told) if isinstance(rest, str) else _episode_with(row, env, *told)
     losses = [loss for role, _, loss in read if role in _POLICY]
     turns = [_flagged(turn, loss) for turn, loss in zip(episode.turns, losses, strict=True)]
     return replace(episode, turns=turns)
@@ -279,93 +288,78 @@ def _instruction_of(
     return "", messages
 
 
-def _folded(instruction: str, texts: Iterable[tuple[bool, str]]) -> _Dialogue:
-    """The dialogue of texts, each with whether it is the policy's.
-
-    Several messages of others between two responses become one.
-    """
+def _folded(messages: Sequence[tuple[str, str, Any]]) -> tuple[str, list[Turn]]:
+    """(the first observation, the turns). Several messages of others at once become one."""
     opening: list[str] = []
-    exchanges: list[tuple[str, str | None]] = []
-    for by_policy, text in texts:
-        if by_policy:
-            if exchanges and exchanges[-1][1] is None:
-                exchanges[-1] = (exchanges[-1][0], "")
-            exchanges.append((text, None))
-        elif not exchanges:
-            opening.append(text)
+    turns: list[Turn] = []
+    for role, text, _ in messages:
+        if role in _POLICY:
+            turns.append(Turn(text, _action_in(text), ""))
+        elif turns:
+            before = turns[-1].observation
+            turns[-1] = replace(turns[-1], observation=f"{before}\n\n{text}" if before else text)
         else:
-            response, before = exchanges[-1]
-            exchanges[-1] = (response, text if before is None else f"{before}\n\n{text}")
-    return _Dialogue(instruction, "\n\n".join(opening), exchanges)
+            opening.append(text)
+    return "\n\n".join(opening), turns
 
 
-def _restored(dialogue: _Dialogue, column: str) -> Trajectory:
+def _restored(column: str, instruction: str, observation: str, turns: list[Turn]) -> Trajectory:
     """The episode of a row of our export; raises `ConfigError` if the column is broken."""
     try:
         found = msgspec.json.decode(column, type=_Rest)
     except (msgspec.DecodeError, TypeError) as error:
         raise ConfigError(f"its column {COLUMN} is broken: {error}") from error
-    stored, turns = found.episode, _turns_of(dialogue)
-    is_same_length = len(turns) == len(stored.turns)
-    if _digest(dialogue) == found.words and is_same_length:
-        turns = [
-            replace(
-                turn,
-                response=response,
-                observation=turn.observation if answer is None else answer,
-            )
-            for turn, (response, answer) in zip(stored.turns, dialogue.exchanges, strict=True)
-        ]
-    else:
+    stored, is_same_length = found.episode, len(turns) == len(found.episode.turns)
+    is_same = is_same_length and _digest(instruction, observation, turns) == found.words
+    if not is_same:
         # The texts were edited: they are used, and the sampled tokens no longer belong to them.
         stored = replace(stored, tokens=None, further_rows=[])
-        if is_same_length:
-            turns = [
-                replace(new, reward=old.reward, info=old.info)
-                for new, old in zip(turns, stored.turns, strict=True)
-            ]
-    return replace(
-        stored, instruction=dialogue.instruction, observation=dialogue.observation, turns=turns
-    )
+    if is_same_length:
+        turns = [
+            replace(
+                old,
+                response=new.response,
+                action=old.action if is_same else new.action,
+                observation=new.observation or old.observation,
+            )
+            for new, old in zip(turns, stored.turns, strict=True)
+        ]
+    return replace(stored, instruction=instruction, observation=observation, turns=turns)
 
 
-def _episode_with(dialogue: _Dialogue, row: dict[str, Any], env: str) -> Trajectory:
+def _episode_with(
+    row: dict[str, Any], env: str, instruction: str, observation: str, turns: list[Turn]
+) -> Trajectory:
     """An episode of which only the texts and what the row says of the result are known.
 
     The last turn gets the reward, by default 1 for a success. Without a task, the task is named
     after the first prompt, so that episodes with the same prompt stay together.
     """
-    turns = _turns_of(dialogue)
     if not turns:
         raise ConfigError("it has no response of the policy")
     reward = row.get("reward")
-    if reward is not None and not _is_finite(reward):
+    if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= _LARGEST):
         raise ConfigError(f"its reward must be a finite number, got {reward!r:.80}")
     if isinstance(row.get("success"), str):
         raise ConfigError(f"its success must be true or false, got {row['success']!r:.80}")
     # AgentGym counts 1 as solved, and 100 in environments that score in percent.
     success = bool(row.get("success", reward is None or reward in (1, 100)))
-    turns[-1] = replace(turns[-1], reward=float(success if reward is None else reward))
+    score = float(success if reward is None else reward)
     named = {name: "" if row.get(name) is None else str(row[name]) for name in _NAMING}
-    prompt = _digest(_Dialogue(dialogue.instruction, dialogue.observation, []))
     return Trajectory(
         env=env or named["env"] or _env_of(named["item_id"].rpartition("_")[0]),
         # AgentGym's item ids are aliases of tasks.
-        task=named["task"] or named["item_id"] or f"prompt-{prompt}",
+        task=named["task"] or named["item_id"] or f"prompt-{_digest(instruction, observation, [])}",
         seed=0,
-        instruction=dialogue.instruction,
-        observation=dialogue.observation,
-        turns=turns,
+        instruction=instruction,
+        observation=observation,
+        turns=[*turns[:-1], replace(turns[-1], reward=score)],
         outcome="success" if success else "failure",
         policy="imported",
         horizon=len(turns),
         success=success,
-        score=turns[-1].reward,
+        score=score,
     )
-
-
-def _turns_of(dialogue: _Dialogue) -> list[Turn]:
-    return [Turn(text, _action_in(text), answer or "") for text, answer in dialogue.exchanges]
 
 
 def _action_in(text: str) -> str:
@@ -401,10 +395,3 @@ def _env_of(name: str) -> str:
         return full_id(_NAMES.get(name.lower(), name)) if name else ""
     except UnknownEnvironment:
         return name
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:
-        return False

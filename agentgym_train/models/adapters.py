@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 _DEFAULTS = {"task_type": "CAUSAL_LM", "target_modules": "all-linear"}
 """Adapters on every linear layer but the head match full training best (arXiv:2405.09673)."""
 
-_FROM_DATA: Final = ("corda", "eva", "lora_ga")
-"""Initialisations from activations or gradients, which PEFT would leave out or miss."""
+_UNREPEATABLE: Final = ("corda", "eva", "lora_ga", "loftq")
+"""Initialisations from data, and one that loading the adapters would not repeat."""
 
 _AT_THE_MODEL: Final = ("true", "gaussian", "orthogonal", "mica")
 """Initialisations after which the policy is the model, and the model without adapters too."""
@@ -54,16 +54,11 @@ def lora_config(fields: Mapping[str, Any] | None) -> Any:
 def _check_saved(fields: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for adapters that would not be the trained ones once they are loaded."""
     start = _initialisation(fields)
-    if start in _FROM_DATA:
+    if start in _UNREPEATABLE or start.startswith("pissa_niter"):
         raise ConfigError(
             f"lora.init_lora_weights {start} is computed from data, which a run does not pass to "
-            "PEFT; leave it out, or use pissa or olora"
-        )
-    if start.startswith("pissa_niter") or start == "loftq":
-        raise ConfigError(
-            f"lora.init_lora_weights {start} changes the model's weights and cannot be repeated "
-            "exactly when the adapters are loaded, so the saved model would not be the trained "
-            "one; leave it out, or use pissa or olora"
+            "PEFT, or cannot be repeated exactly when the adapters are loaded, so that the saved "
+            "model would not be the trained one; leave it out, or use pissa or olora"
         )
     for name in ("alora_invocation_tokens", "arrow_config", "lora_bias"):
         if fields.get(name):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from agentgym_env.errors import ConfigError
+from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.files import local_path, starters
 from agentgym_train.models.folders import (
     ADAPTERS,
@@ -49,17 +50,21 @@ class LocalModel:
     """What is wrong with its files; empty if nothing is."""
 
 
-def check_available(name: str) -> None:
-    """Raise `ConfigError` if a model is neither local nor available from the hub or its cache.
+def check_available(name: str) -> tuple[str, dict[str, Any]]:
+    """The source of a model and further arguments of `from_pretrained`.
 
-    It loads no model library, so that a command can fail before it loads torch.
+    Raises `ConfigError` if it is neither local nor available from the hub or its cache. It loads no
+    model library, so that a command can fail before it loads torch.
     """
     check_folder(name)
     found = gguf_file(name)
-    if found is not None and found.on_hub:
-        hub_options(found.source, found.file)
-    elif found is None and not local_path(name).is_dir():
-        hub_options(name)
+    if found is None:
+        path = local_path(name)
+        return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
+    if find_spec("gguf") is None:
+        raise MissingExtra("GGUF files need gguf: pip install 'agentgym-sdk[gguf]'")
+    further = hub_options(found.source, found.file) if found.on_hub else {}
+    return found.source, {"gguf_file": found.file, **further}
 
 
 def hub_options(model_id: str, file: str = "config.json") -> dict[str, Any]:

@@ -90,7 +90,8 @@ class GatheredModel:
         whole = dict(self._copy.named_parameters())
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                with _gathered(weight) as full:
+                with gathered_weights(weight):
+                    full = weight.full_tensor() if isinstance(weight, DTensor) else weight
                     whole[name.replace(_WRAPPER, "")].copy_(full)
         return self._copy
 
@@ -124,13 +125,3 @@ def gathered_weights(*weights: Tensor | None) -> Iterator[None]:
 
     with zero.GatheredParameters(divided):
         yield
-
-
-@contextlib.contextmanager
-def _gathered(weight: Tensor) -> Iterator[Tensor]:
-    """Context with the full tensor of one weight."""
-    if isinstance(weight, DTensor):
-        yield weight.full_tensor()
-    else:
-        with gathered_weights(weight):
-            yield weight

@@ -88,7 +88,7 @@ def base_of(folder: Path) -> str:
     """The base model of a folder's adapters: a folder, or what names it elsewhere.
 
     A path is looked up next to the adapters, so that both folders can be moved together, and then
-    as it is. Raises `ConfigError` if there is no model at either place.
+    as it is. Raises `ConfigError` if there is no whole model at either place.
     """
     base = read_json_object(folder / ADAPTERS).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
@@ -97,20 +97,22 @@ def base_of(folder: Path) -> str:
             "adapters' model"
         )
     moved = folder / BASE_FOLDER
-    relative = _text_of(moved) if moved.is_file() else base
+    relative = base
+    if moved.is_file():
+        relative = moved.read_text(encoding="utf-8", errors="replace").strip()
     is_starter = relative.startswith(STARTER)
     named = local_path(relative) if is_starter else checked_path(folder / relative)
     places = [named, user_path(base)]
     for place in places:
-        if is_model(place) and place.resolve() != folder.resolve():
+        if (place / WHOLE).is_file():
             return str(place)
     if not _is_path(base) and not moved.is_file():
         return base  # a hub id, or a GGUF file
     tried = " and ".join(dict.fromkeys(os.path.normpath(place.absolute()) for place in places))
     delete = f" and delete {moved}" if moved.is_file() else ""
     raise ConfigError(
-        f"the base model of the adapters in {folder} is missing: there is no model in {tried}. Put "
-        f"it there, or set base_model_name_or_path in {folder}/{ADAPTERS}{delete}"
+        f"the base model of the adapters in {folder} is missing: there is no whole model in "
+        f"{tried}. Put it there, or set base_model_name_or_path in {folder}/{ADAPTERS}{delete}"
     )
 
 
@@ -131,7 +133,8 @@ def check_folder(path_or_id: str) -> None:
             f"no model in {path_or_id}: there is no {WHOLE} and no {ADAPTERS}. Use a folder with "
             "a model, or a hub id"
         )
-    _check_bases(path)
+    if has_adapters(path):
+        base_of(path)
     wrong = damage_of(path) if is_model(path) else ""
     if wrong:
         raise ConfigError(f"cannot load {path_or_id!r}: {wrong}; train or copy the model again")
@@ -224,27 +227,7 @@ def _files_of(installed: Distribution) -> list[Path]:
     return sorted(path for path in paths if path.is_file())
 
 
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {file}: {error}; delete it, or copy it again") from error
-
-
 def _is_path(name: str) -> bool:
     # A hub id has at most one slash.
     has_form = name.startswith((".", "/", "~", STARTER)) or name.count("/") > 1
     return has_form and gguf_file(name) is None
-
-
-def _check_bases(folder: Path) -> None:
-    """Raise `ConfigError` unless adapters, or adapters of adapters, end at a whole model."""
-    passed: list[Path] = []
-    while has_adapters(folder):
-        if folder.resolve() in passed:
-            raise ConfigError(
-                f"the adapters in {' and '.join(map(str, passed))} name each other as base models; "
-                f"set base_model_name_or_path in {passed[0]}/{ADAPTERS} to a whole model"
-            )
-        passed.append(folder.resolve())
-        folder = local_path(base_of(folder))

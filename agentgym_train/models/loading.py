@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,15 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers import logging as hf_logging
 
 from agentgym_env.errors import AgentGymError, ConfigError, MissingExtra
-from agentgym_train.config.files import local_path
-from agentgym_train.models.available import hub_options
-from agentgym_train.models.folders import (
-    base_of,
-    check_folder,
-    gguf_file,
-    has_adapters,
-    has_tokenizer,
-)
+from agentgym_train.models.available import check_available
+from agentgym_train.models.folders import base_of, has_adapters, has_tokenizer
 
 _READS: Final = ("GGUFReader", "get_tensor_name_map")
 _ROLES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -36,7 +28,7 @@ _lock = threading.Lock()
 
 def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
     """(model, tokenizer) of a folder, a hub id or a GGUF file, or a `ConfigError`."""
-    source, options = _source(name)
+    source, options = check_available(name)
     kind = getattr(torch, dtype)
     with _loading(name, options):
         tokenizer = _tokenizer(source, options)
@@ -54,7 +46,7 @@ def load_policy(name: str, dtype: str = "float32") -> tuple[Any, Any]:
 
 def load_config(name: str) -> Any:
     """The config of a model that `load_policy` would load."""
-    source, options = _source(name)
+    source, options = check_available(name)
     if _is_adapters(source, options):
         return load_config(base_of(Path(source)))
     with _loading(name, options):
@@ -63,7 +55,7 @@ def load_config(name: str) -> Any:
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model that `load_policy` would load."""
-    source, options = _source(name)
+    source, options = check_available(name)
     with _loading(name, options):
         return _tokenizer(source, options)
 
@@ -92,19 +84,6 @@ def quiet_libraries() -> None:
     hf_logging.disable_progress_bar()
     for name in ("accelerate", "trl"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """The source and further arguments of `from_pretrained`, with `gguf_file` for a GGUF file."""
-    check_folder(name)
-    found = gguf_file(name)
-    if found is None:
-        path = local_path(name)
-        return (str(path.absolute()), {}) if path.is_dir() else (name, hub_options(name))
-    if find_spec("gguf") is None:
-        raise MissingExtra("GGUF files need gguf: pip install 'agentgym-sdk[gguf]'")
-    further = hub_options(found.source, found.file) if found.on_hub else {}
-    return found.source, {"gguf_file": found.file, **further}
 
 
 def _is_adapters(source: str, options: dict[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from importlib.metadata import version
@@ -15,7 +14,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from agentgym_train.config.checks import type_of
 from agentgym_train.config.files import STARTER, local_path
 from agentgym_train.config.run import RunConfig
-from agentgym_train.models.folders import ADAPTERS, BASE_FOLDER, has_adapters, is_model
+from agentgym_train.models.folders import (
+    ADAPTERS,
+    BASE_FOLDER,
+    has_adapters,
+    is_model,
+    read_json_object,
+)
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -48,24 +53,6 @@ class FinishedCheckpoints(TrainerCallback):
         folder = parent / f"checkpoint-{state.global_step}"
         finish_model_folder(folder, self._config)
         (parent / "README.md").write_text(model_card(folder, self._config), encoding="utf-8")
-
-
-def find_base_again(folder: Path, before: Path) -> None:
-    """Let adapters that were moved from the folder `before` find their base model.
-
-    Nothing changes if they find it already, or if there is none.
-    """
-    place = folder / BASE_FOLDER
-    if not place.is_file():
-        return
-    relative = place.read_text(encoding="utf-8", errors="surrogateescape").strip()
-    base = Path(os.path.normpath(before / relative))
-    if not is_model(folder / relative) and is_model(base):
-        place.write_text(f"{_path_to(base, folder)}\n", encoding="utf-8")
-
-
-def _path_to(base: str | Path, folder: Path) -> str:
-    return Path(os.path.relpath(base, folder.absolute())).as_posix()
 
 
 def model_card(folder: Path, config: RunConfig) -> str:
@@ -103,11 +90,13 @@ def _write_base_folder(folder: Path, model: str) -> None:
     PEFT's own file has the absolute path, which other libraries need. This one still leads to the
     base model after both folders were moved.
     """
-    base = json.loads((folder / ADAPTERS).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    base = read_json_object(folder / ADAPTERS).get("base_model_name_or_path")
     if not base or not Path(base).is_absolute():
         return
     if model.startswith(STARTER) and local_path(model).absolute() == Path(base):
         place = model
+    elif is_model(Path(base)):
+        place = Path(os.path.relpath(base, folder.absolute())).as_posix()
     else:
-        place = _path_to(base, folder)
+        return  # the run was moved, and the file is of its first place
     (folder / BASE_FOLDER).write_text(f"{place}\n", encoding="utf-8")

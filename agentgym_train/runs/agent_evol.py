@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +32,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import CollectConfig, PolicyConfig
+from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, env_file_name
 from agentgym_train.data.collect import (
     FilteredEpisodes,
@@ -42,10 +43,11 @@ from agentgym_train.data.collect import (
     opened,
     play_starts,
 )
-from agentgym_train.data.datasets import SFTDataset, describe_broken, read_demonstrations
+from agentgym_train.data.datasets import SFTDataset, read_demonstrations
+from agentgym_train.data.formats import describe_broken
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import load_config, load_tokenizer, quiet_libraries
-from agentgym_train.models.model_card import find_base_again, model_card
+from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.chat import chat_of
@@ -91,16 +93,15 @@ def run_agent_evol(
     path = Path(config.output_dir)
     if not resumes:
         on_main_process(lambda: new_folder(config, path, console))
-    store = RunStore.open(path)
-    evolution = AgentEvol(learning, config, store, console, worlds, demonstrations)
-    status = interruptible(evolution.iterate, config, console)
+    evolution = AgentEvol(learning, config, RunStore.open(path), console, worlds, demonstrations)
+    again = resume_command(path, config.as_dict())
+    status = interruptible(evolution.iterate, again, console)
     if not status and PartialState().is_main_process:
-        model = evolution.folder(config.iterations) / "model"
-        shutil.copytree(model, path / "model", dirs_exist_ok=True)
-        find_base_again(path / "model", before=model)
-        card = model_card(path / "model", config)
-        (path / "model" / "README.md").write_text(card, encoding="utf-8")
-        conclude_evolution(config, store, console)
+        shutil.copytree(
+            evolution.folder(config.iterations) / "model", path / "model", dirs_exist_ok=True
+        )
+        finish_model_folder(path / "model", config)
+        conclude_evolution(config, evolution.store, console)
     return status
 
 
@@ -143,15 +144,10 @@ class AgentEvol:
 
     def _store(self, iteration: int) -> RunStore:
         """The run folder of an iteration, which is created if it is missing."""
-        store = RunStore(self.folder(iteration))
-
-        def create() -> None:
-            (store.path / "trajectories").mkdir(parents=True, exist_ok=True)
-            store.write_json("run.json", {"config": self.config.as_dict(), "iteration": iteration})
-
-        if not self._exists(store.path / "run.json"):
-            on_main_process(create)
-        return store
+        path, facts = self.folder(iteration), {"config": self.config.as_dict()}
+        if not self._exists(path / "run.json"):
+            on_main_process(lambda: RunStore.create(path, facts | {"iteration": iteration}))
+        return RunStore(path)
 
     def _model_before(self, iteration: int) -> str:
         """The policy that an iteration explores with."""
@@ -236,10 +232,8 @@ class AgentEvol:
             data = SFTDataset.from_episodes(settings, policy.tokenizer, found, [])
             for message in data.sentences():
                 notifier(self.console)(message)
-            run_agent_evol = Run(
-                settings, self.learning, store, self.console, self.worlds, policy, is_part=True
-            )
-            run_agent_evol.play(
+            part = Run(settings, self.learning, self.console, self.worlds, policy, is_part=True)
+            part.play(
                 lambda store: AgentSFTTrainer(
                     policy.model, policy.tokenizer, data.rows, settings, store.checkpoints
                 ),
@@ -270,8 +264,7 @@ def _demonstrations(config: AgentEvolConfig, tokenizer: Any, notify: Notify) -> 
     found.left_out += read.left_out
     if found.selected:
         SFTDataset.from_episodes(config, tokenizer, found, [], config.turn_max_tokens)
-    reasons = f" (left out: {found.reasons()})" if found.left_out else ""
-    notify(f"{len(found.selected)} demonstrations{reasons}.")
+    notify(f"{len(found.selected)} demonstrations{found.reasons()}.")
     for message in describe_broken(reading.broken):
         notify(message)
     return found.selected
@@ -356,16 +349,13 @@ def exploration_metrics(
     explored: Mapping[str, Sequence[Trajectory]], selected: Mapping[str, Sequence[Trajectory]]
 ) -> dict[str, float]:
     """How many episodes were explored and kept, in total and, of several, by environment."""
-
-    def metrics(envs: Iterable[str]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    several = [([env], f"/{env}") for env in explored] if len(explored) > 1 else []
+    for envs, suffix in [(list(explored), ""), *several]:
         played = [episode.success for env in envs for episode in explored[env]]
-        kept = sum(len(selected[env]) for env in envs)
-        success = fmean(played) if played else 0.0
-        return {"explored": len(played), "explored_success": success, "kept": kept}
-
-    row = metrics(list(explored))
-    for env in explored if len(explored) > 1 else ():
-        row |= {f"{name}/{env}": value for name, value in metrics([env]).items()}
+        row[f"explored{suffix}"] = len(played)
+        row[f"explored_success{suffix}"] = fmean(played) if played else 0.0
+        row[f"kept{suffix}"] = sum(len(selected[env]) for env in envs)
     return row
 
 

@@ -6,15 +6,13 @@ import base64
 import copy
 import html
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-import torch
 from accelerate import PartialState
 from rich.console import Console
 from transformers import TrainerCallback
@@ -26,41 +24,22 @@ from agentgym_env.main_module import MAIN
 from agentgym_env.registry import full_id
 from agentgym_env.run_lock import folder_lock
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_train.algorithms import ALGORITHMS, Algorithm, make_algorithm
-from agentgym_train.config.learn import AgentEvolConfig, DPOConfig
+from agentgym_train.algorithms import ALGORITHMS, Algorithm
+from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.read import stored_config
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import ANOTHER_FOLDER, RunConfig
 from agentgym_train.evaluation.report import EvalReport
-from agentgym_train.models.distributed import gathered, join, on_main_process
-from agentgym_train.models.loading import load_tokenizer, quiet_libraries
+from agentgym_train.models.distributed import gathered
+from agentgym_train.models.loading import load_tokenizer
 from agentgym_train.models.model_card import finish_model_folder
 from agentgym_train.rollout.agent import Agent
-from agentgym_train.rollout.horizon import (
-    SCHEDULES,
-    Adaptive,
-    Fixed,
-    Horizon,
-    Linear,
-    ScalingInterStepwise,
-    Turns,
-    as_horizon,
-    make_horizon,
-)
+from agentgym_train.rollout.horizon import SCHEDULES, Horizon, Turns, as_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.preflight import prepared, process_rank
-from agentgym_train.runs.run import (
-    Method,
-    Run,
-    checkpoint_of,
-    evaluate_policy,
-    load_policy_for,
-    new_folder,
-    notifier,
-)
+from agentgym_train.runs.run import Run, evaluate_policy, loaded_run
 from agentgym_train.runs.watchdog import watching_processes
 
-_BUILT_IN: Final = frozenset(ALGORITHMS.values())
 _SHOWN: Final = ("step", "success", "reward", "loss", "turns", "accuracy")
 """Metrics of the last step in a notebook's table."""
 _TRAINED: Final[WeakSet[Any]] = WeakSet()
@@ -134,7 +113,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         `ConfigError` for a setting that is invalid, missing or given twice.
         """
         args = RLConfig() if args is None else args
-        _check_types(model, env, args, algorithm, horizon, agent, callbacks)
+        _check_types(args, algorithm, horizon)
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
             raise ConfigError("algorithm, horizon and agent are for RL; pass an RLConfig as args")
         is_loaded = not isinstance(model, str)
@@ -149,34 +128,32 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         self._console = console or Console()
         self._is_closed = False
         self._objects: dict[str, Any] = {}
-        if algorithm is not None:
+        """What the config cannot restore; it has the built-in ones."""
+        if algorithm is not None and type(algorithm) not in ALGORITHMS.values():
             self._objects["algorithm"] = algorithm
-        if horizon is not None:
+        if horizon is not None and type(horizon) not in SCHEDULES.values():
             self._objects["horizon"] = as_horizon(horizon)
-        given = {**self._objects, "agent": agent}
-        if self.args.env.startswith(f"{MAIN}:"):
-            given["env"] = load_named(self.args.env)
-        self._named_objects = _not_in_config(self.args, given)
-        quiet_libraries()
+        self._named_objects = _names_of({**self._objects, "agent": agent}, self.args.env)
+        # This loads TRL, which takes seconds.
+        from agentgym_train.runs.methods import method_of
+
         here = process_rank()
-        state = join(here.processes)
-        self._method = _method_of(self.args)
-        self._method.check(self.args)
         self.worlds: Worlds = prepared(self.args, here.processes, is_loaded=is_loaded)
         """Run the episodes of each environment; none for SFT and DPO without one."""
+        self._run: Run | None = None
         try:
             loaded = None
             if is_loaded:
                 loaded = (model, processing_class or load_tokenizer(self.args.model))
-            self.policy = load_policy_for(self.args, self.worlds, state.device, loaded)
-            self.args = replace(self.args, max_tokens=self.policy.config.max_tokens)
-            if agent is not None:
-                form = self.policy.action_format
-                _check_agent(agent, form)
-                self.policy = replace(self.policy, new_agent=lambda: agent(form))
-            self._make_trainer = self._method.prepare(
-                self.policy, self.args, self.worlds, notifier(self._console)
+            run = self._run = loaded_run(
+                method_of(self.args), self.args, self._console, self.worlds, here.processes, loaded
             )
+            self.args = run.config
+            if agent is not None:
+                form = run.policy.action_format
+                run.policy = replace(run.policy, new_agent=lambda: agent(form))
+            self.policy = run.policy
+            self._make_trainer = run.prepare()
         except BaseException:
             self.close()
             raise
@@ -194,66 +171,59 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         steps. Raises `KeyboardInterrupt` after Ctrl-C, with a checkpoint, and `FolderInUse` if
         another process writes to the folder.
         """
-        self._check_open()
+        run = self._opened()
         if not isinstance(resume_from_checkpoint, bool):
             raise ConfigError(
                 "resume_from_checkpoint is True or False, and the last checkpoint in output_dir is "
                 f"used, got {resume_from_checkpoint!r}"
             )
-        if self.trainer is not None and self.args.lora is not None:
+        if self.trainer is not None:
             raise ConfigError(
-                "this AgentTrainer has trained its adapters; create another one with the saved "
-                "model, or with resume_from_checkpoint"
+                "this AgentTrainer has trained; create another one, with the saved model or for "
+                "resume_from_checkpoint"
             )
         path = Path(self.args.output_dir)
         is_main = PartialState().is_main_process
         with folder_lock(path, ANOTHER_FOLDER) if is_main else nullcontext():
             gathered(None)  # the lock is taken before another process reads the folder
-            checkpoint = None
             if resume_from_checkpoint:
                 self._check_resumed(RunStore.open(path))
-                self._check_reference()
-                checkpoint = checkpoint_of(RunStore.open(path), self._console)
-            else:
-                on_main_process(
-                    lambda: new_folder(self.args, path, self._console, self._named_objects)
-                )
-            store = RunStore.open(path)
-            run = Run(self.args, self._method, store, self._console, self.worlds, self.policy)
-            _TRAINED.add(self.policy.model)
+                run.config = self.args
+            _TRAINED.add(run.policy.model)
             with watching_processes("Resume with train(resume_from_checkpoint=True)"):
-                make = partial(self._new_trainer, is_resumed=checkpoint is not None)
-                run.play(make, checkpoint, self.callbacks)
-        return TrainResult(store)
+                run.start(
+                    self._new_trainer,
+                    self.callbacks,
+                    self._named_objects,
+                    resumes=resume_from_checkpoint,
+                )
+        return TrainResult(run.store)
 
-    def _new_trainer(self, store: RunStore, *, is_resumed: bool = False) -> Any:
-        objects = dict(self._objects)
-        if is_resumed and isinstance(self.args, RLConfig) and self.trainer is not None:
-            # The model has trained weights, and the run is compared with those that it began with.
-            objects["reference"] = self.trainer.reference
-        self.trainer = self._make_trainer(store, **objects)
+    def _new_trainer(self, store: RunStore) -> Any:
+        self.trainer = self._make_trainer(store, **self._objects)
         return self.trainer
 
-    def _check_open(self) -> None:
-        if self._is_closed:
+    def _opened(self) -> Run:
+        if self._is_closed or self._run is None:
             raise ConfigError("this AgentTrainer is closed; create another one")
+        return self._run
 
     def _check_resumed(self, store: RunStore) -> None:
-        """Raise `ConfigError` if the run was started with other settings."""
+        """Raise `ConfigError` if the run was started with other settings or another model."""
+        if self.policy.model in _TRAINED:
+            raise ConfigError("this model was trained since it was loaded; load it again to resume")
         metadata, (rows, _) = store.read_json("run.json") or {}, store.metrics()
-        before: dict[str, Any] = stored_config(store.path, metadata.get("config", {})).as_dict()
-        old = {**json.loads(json.dumps(before)), "objects": metadata.get("objects", [])}
+        old: dict[str, Any] = stored_config(store.path, metadata.get("config", {})).as_dict()
+        old["objects"] = metadata.get("objects", [])
         has_schedule = any(name.startswith("horizon:") for name in self._named_objects)
         if isinstance(self.args, RLConfig) and has_schedule and "horizon" in old:
             # Of a schedule of one's own the config has two values; more steps may have another.
             self.args = replace(self.args, horizon=old["horizon"])
-        new = json.loads(json.dumps({**self.args.as_dict(), "objects": self._named_objects}))
+        new = {**self.args.as_dict(), "objects": self._named_objects}
         changed = [
             f"{name} was {old[name]!r} and is {new[name]!r}"
-            for name in new
-            if name != "output_dir"
-            and name in old
-            and old[name] != new[name]
+            for name in sorted((new.keys() & old.keys()) - {"output_dir"})
+            if json.dumps(old[name], sort_keys=True) != json.dumps(new[name], sort_keys=True)
             # The run is trained to another step.
             and not (name == "steps" and new[name] >= last_step(rows))
         ]
@@ -261,18 +231,6 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             raise ConfigError(
                 f"{store.path} was started with other settings: {'; '.join(changed)[:600]}. Use "
                 "the earlier settings, or start a new run with another output_dir"
-            )
-
-    def _check_reference(self) -> None:
-        """Raise `ConfigError` if trained weights would be taken for the reference."""
-        compares = isinstance(self.args, DPOConfig)
-        if isinstance(self.args, RLConfig) and self.trainer is None:
-            algorithm = self._objects.get("algorithm") or make_algorithm(self.args.algorithm)
-            compares = bool(self.args.beta) or algorithm.needs_reference
-        if compares and self.args.lora is None and self.policy.model in _TRAINED:
-            raise ConfigError(
-                "this model was trained since it was loaded, and the run compares with the model "
-                "that it began with; load it again"
             )
 
     def evaluate(
@@ -288,30 +246,24 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
 
         `env` chooses one of several environments.
         """
-        self._check_open()
+        self._opened()
         if not self.worlds:
             raise ConfigError("there is no environment to evaluate in; pass env")
-        found = {
-            runner.env_id: (world, runner)
-            for world, runner in zip(self.args.worlds, self.worlds, strict=True)
-        }
-        wanted = (full_id(env) if env not in found else env) if env else ""
-        if wanted not in found and (wanted or len(found) > 1):
+        known = [runner.env_id for runner in self.worlds]
+        wanted = full_id(env) if env and env not in known else env
+        every = zip(self.args.worlds, self.worlds, strict=True)
+        worlds = [(world, own) for world, own in every if wanted in ("", own.env_id)]
+        if len(worlds) != 1:
             raise ConfigError(
-                f"env must be one of {', '.join(found)}; got {env!r}"
-                if env
-                else f"name the environment to evaluate in: env={' or '.join(map(repr, found))}"
+                f"name the environment to evaluate in: env={' or '.join(map(repr, known))}; "
+                f"got {env!r}"
             )
-        world, runner = found[wanted or next(iter(found))]
+        ((world, runner),) = worlds
         model = self.policy.model if self.trainer is None else self.trainer.gathered_model()
         version = 0 if self.trainer is None else self.trainer.state.global_step
         runner.run(self.policy.engine.update_weights(model, version))
-        own = replace(
-            world.eval,
-            split=split or world.eval.split,
-            horizon=horizon or world.eval.horizon,
-            samples=samples or world.eval.samples,
-        )
+        given: dict[str, Any] = {"split": split, "horizon": horizon, "samples": samples}
+        own = replace(world.eval, **{name: value for name, value in given.items() if value})
         world, config = replace(world, eval=own), self.args
         if temperature is not None:
             config = replace(config, eval=replace(config.eval, temperature=temperature))
@@ -334,8 +286,8 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         if self._is_closed:
             return
         self._is_closed = True
-        if hasattr(self, "policy"):
-            self.worlds.run(self.policy.close())
+        if self._run is not None:
+            self.worlds.run(self._run.policy.close())
         self.worlds.close()
 
     def __exit__(self, *error: object) -> None:
@@ -374,29 +326,23 @@ def _complete(
     return config
 
 
-def _not_in_config(args: RunConfig, objects: Mapping[str, Any]) -> list[str]:
-    """Names and classes of the objects that the config cannot restore."""
-    left = {name: value for name, value in objects.items() if value is not None}
-    if type(left.get("algorithm")) in _BUILT_IN:
-        del left["algorithm"]
-    own = make_horizon(args.horizon) if isinstance(args, RLConfig) and "horizon" in left else None
-    if own is not None and left["horizon"] == own:
-        del left["horizon"]
+def _names_of(objects: Mapping[str, Any], env: str) -> list[str]:
+    """Names and classes of the objects that a config cannot restore."""
+    every = {**objects, "env": load_named(env) if env.startswith(f"{MAIN}:") else None}
     return [
         f"{name}: {getattr(value, '__qualname__', type(value).__qualname__)}"
-        for name, value in left.items()
+        for name, value in every.items()
+        if value is not None
     ]
 
 
 def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
     """The config's value for a schedule: all of a built-in one, else its first and last turns."""
-    match horizon:
-        case Fixed() | ScalingInterStepwise() | Linear() | Adaptive():
-            (kind,) = (name for name, made in SCHEDULES.items() if made is type(horizon))
-            own = {f.name: getattr(horizon, f.name) for f in fields(horizon) if f.init}
-            turns = own.pop("turns")
-            own["turns"] = [turns] if isinstance(turns, int) else list(turns)
-            return {"type": kind, **own}
+    for kind, made in SCHEDULES.items():
+        if type(horizon) is made:
+            own = {f.name: getattr(horizon, f.name) for f in fields(SCHEDULES[kind]) if f.init}
+            turns = own["turns"]
+            return {"type": kind, **own, "turns": [turns] if isinstance(turns, int) else [*turns]}
     try:
         # A schedule may have state, and a call may change it.
         asked = copy.deepcopy(as_horizon(horizon))
@@ -408,49 +354,19 @@ def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
     return sorted({asked(0), asked(steps - 1)})
 
 
-def _method_of(config: RunConfig) -> Method:
-    # This loads TRL, which takes seconds.
-    from agentgym_train.runs.methods import method_of
-
-    return method_of(config)
-
-
-def _check_types(
-    model: Any,
-    env: Any,
-    args: Any,
-    algorithm: Any,
-    horizon: Any,
-    agent: Any,
-    callbacks: Any,
-) -> None:
+def _check_types(args: Any, algorithm: Any, horizon: Any) -> None:
     """Raise `ConfigError` for an argument of a wrong type."""
-    is_model = isinstance(model, torch.nn.Module) and hasattr(model, "generate")
-    is_algorithm = algorithm is None or Algorithm in type(algorithm).__mro__
     is_schedule = horizon is None or (callable(horizon) and not isinstance(horizon, type))
-    is_list = isinstance(callbacks, Collection)
-    kinds = [c if isinstance(c, type) else type(c) for c in callbacks] if is_list else callbacks
-    are_callbacks = is_list and all(issubclass(kind, TrainerCallback) for kind in kinds)
     for name, value, is_valid, expected in (
-        ("model", model, isinstance(model, str) or is_model, "a name or a loaded language model"),
-        ("env", env, isinstance(env, str | type), "an id, 'module:Class' or a class"),
         ("args", args, isinstance(args, RunConfig), "an RLConfig, SFTConfig or DPOConfig"),
-        ("algorithm", algorithm, is_algorithm, "an instance of an Algorithm, such as GRPO()"),
+        (
+            "algorithm", algorithm, algorithm is None or Algorithm in type(algorithm).__mro__,
+            "an instance of an Algorithm, such as GRPO()",
+        ),
         ("horizon", horizon, is_schedule, "a Horizon or a function; numbers are in args.horizon"),
-        ("agent", agent, agent is None or callable(agent), "a class; names are for args.agent"),
-        ("callbacks", kinds, are_callbacks, "a list of transformers callbacks"),
-    ):
+    ):  # fmt: skip
         if not is_valid:
             raise ConfigError(f"{name} must be {expected}; got {str(value)[:80]!r}")
-
-
-def _check_agent(agent: Callable[[ActionFormat], Agent], form: ActionFormat) -> None:
-    try:
-        made = agent(form)
-    except TypeError as error:
-        raise ConfigError(f"agent must take the action format as its argument: {error}") from error
-    if not isinstance(made, Agent):
-        raise ConfigError(f"agent must create an Agent; it created a {type(made).__qualname__}")
 
 
 def _path_of(kind: type) -> str:

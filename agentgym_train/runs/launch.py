@@ -14,8 +14,7 @@ import yaml
 from agentgym_env.errors import ConfigError, MissingExtra
 from agentgym_train.config.files import local_path
 from agentgym_train.config.run import RunConfig
-from agentgym_train.models.available import check_available
-from agentgym_train.runs.preflight import ASKED, SIZES, check_libraries, check_trackers
+from agentgym_train.runs.preflight import ASKED, SIZES, check_local
 
 _SAFE_PATH: Final = ("PYTHONSAFEPATH", "agentgym")
 """Environment variable for the launcher and its processes: without it, `python -m` puts the working
@@ -31,10 +30,7 @@ def launch_if_asked(
     the file's. Errors are reported here, once, and not by every process.
     """
     options, asked = _options(file, count)
-    config.check_processes(asked)
-    check_libraries()
-    check_trackers(config)
-    check_available(config.model)
+    check_local(config, asked)
     if not options:
         return
     if any(name in os.environ for name in SIZES):

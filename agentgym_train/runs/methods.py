@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import TrainerCallback
 
-from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
@@ -20,9 +19,8 @@ from agentgym_train.rollout.progress import RolloutBar
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs import agent_evol
 from agentgym_train.runs import run as runs
-from agentgym_train.runs.curves import Panel, panels_of
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
-from agentgym_train.runs.summary import last_words, learning_summary, summary
+from agentgym_train.runs.summary import Panel, last_words, learning_summary, panels_of, summary
 from agentgym_train.training.callbacks import Shown
 from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
@@ -79,26 +77,25 @@ def _text_rl(row: StepMetrics) -> str:
     )
 
 
-def _prepare_sft(policy: Policy, config: SFTConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
-    """Read the rows; returns a function that creates the trainer."""
-    rows = SFTDataset.read(config, policy.tokenizer)
-    for message in rows.sentences():
-        notify(message)
-    _warn_of_shown_tasks(config, worlds, rows.filtered.selected, notify)
-    return lambda store: AgentSFTTrainer(
-        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
-    )
+def _prepare_rows(dataset: Any, trainer: Any) -> Callable[..., MakeTrainer]:
+    """The `Method.prepare` of a method that reads all of its rows before it trains."""
 
-
-def _warn_of_shown_tasks(
-    config: RunConfig, worlds: Worlds, episodes: Sequence[Trajectory], notify: Notify
-) -> None:
-    """Report tasks of the evaluations that are learned from."""
-    for world, runner in zip(config.worlds, worlds, strict=True):
-        for message in warnings_of_shown_tasks(
-            runner.tasks, world.eval.split, runner.env_id, episodes
-        ):
+    def prepare(
+        policy: Policy, config: SFTConfig | DPOConfig, worlds: Worlds, notify: Notify
+    ) -> MakeTrainer:
+        data = dataset.read(config, policy.tokenizer)
+        messages = data.sentences()
+        for world, runner in zip(config.worlds, worlds, strict=True):
+            messages += warnings_of_shown_tasks(
+                runner.tasks, world.eval.split, runner.env_id, data.episodes
+            )
+        for message in messages:
             notify(message)
+        return lambda store: trainer(
+            policy.model, policy.tokenizer, data.rows, config, store.checkpoints
+        )
+
+    return prepare
 
 
 def _callbacks_of_rows(
@@ -110,17 +107,6 @@ def _callbacks_of_rows(
 
 def _text_sft(row: StepMetrics) -> str:
     return f"loss {row['loss']:.3f}  token accuracy {row['mean_token_accuracy']:.2f}"
-
-
-def _prepare_dpo(policy: Policy, config: DPOConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
-    """Read the pairs; returns a function that creates the trainer."""
-    rows = DPODataset.read(config, policy.tokenizer)
-    for message in rows.sentences():
-        notify(message)
-    _warn_of_shown_tasks(config, worlds, rows.episodes, notify)
-    return lambda store: AgentDPOTrainer(
-        policy.model, policy.tokenizer, rows.rows, config, store.checkpoints
-    )
 
 
 def _text_dpo(row: StepMetrics) -> str:
@@ -144,7 +130,7 @@ _RL: Final = Method(
 _SFT: Final = Method(
     name="SFT",
     check=check_sft,
-    prepare=_prepare_sft,
+    prepare=_prepare_rows(SFTDataset, AgentSFTTrainer),
     callbacks=_callbacks_of_rows,
     shown=Shown(named_by="mean_token_accuracy", text=_text_sft),
     summary=learning_summary,
@@ -157,7 +143,7 @@ _SFT: Final = Method(
 _DPO: Final = Method(
     name="DPO",
     check=check_dpo,
-    prepare=_prepare_dpo,
+    prepare=_prepare_rows(DPODataset, AgentDPOTrainer),
     callbacks=_callbacks_of_rows,
     shown=Shown(named_by="rewards/accuracies", text=_text_dpo),
     summary=learning_summary,

@@ -99,15 +99,6 @@ def lean_imports() -> Iterator[None]:
             gc.enable()
 
 
-def check_libraries() -> None:
-    """Raise `MissingExtra` if the trainer's libraries are not installed, without loading them."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise MissingExtra(
-            f"agentgym train needs {', '.join(missing)}: pip install 'agentgym-sdk[train]'"
-        )
-
-
 def check_trackers(config: RunConfig) -> None:
     """Raise `MissingExtra` if the package of a tracker is not installed, without loading it."""
     for name in trackers_of(config.trainer_args):
@@ -122,42 +113,50 @@ def check_trackers(config: RunConfig) -> None:
             raise MissingExtra(f"trainer_args.report_to {name} needs {module}; install it with pip")
 
 
+def check_local(config: RunConfig, processes: int, *, is_loaded: bool = False) -> None:
+    """Raise an error if the batch cannot be divided, or a library or the model is not available."""
+    config.check_processes(processes)
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(
+            f"agentgym train needs {', '.join(missing)}: pip install 'agentgym-sdk[train]'"
+        )
+    check_trackers(config)
+    if not is_loaded:
+        check_available(config.model)
+
+
 def prepared(config: RunConfig, processes: int = 1, *, is_loaded: bool = False) -> Worlds:
     """The environments of a config, opened for one of `processes`.
 
     Raises an error if the batch is not divisible by the processes, or if a library, the model, a
     server, an environment or a split is not available.
     """
-    config.check_processes(processes)
-    # An unknown environment is reported before a model is downloaded.
     servers = [address for world in config.worlds for address in world.servers]
     if config.token_file is not None and not servers:
         raise ConfigError(
             "token_file (--token-file) needs servers: name their addresses, or leave it out; a "
             "local server needs no token"
         )
-    check_libraries()
-    check_trackers(config)
-    if not is_loaded:
-        check_available(config.model)
+    check_local(config, processes, is_loaded=is_loaded)
     with ExitStack() as stack:
         worlds = stack.enter_context(open_worlds(config, processes))
         for world, runner in zip(config.worlds, worlds, strict=True):
             if world.split:
-                warn_of_trained_tasks(runner, world.split, world.eval.split)
+                _warn_of_trained_tasks(runner, world.split, world.eval.split)
         stack.pop_all()
     return worlds
 
 
-def warn_of_trained_tasks(rollout_runner: RolloutRunner, split: str, eval_split: str) -> None:
+def _warn_of_trained_tasks(runner: RolloutRunner, split: str, eval_split: str) -> None:
     """Log a warning if tasks of the evaluation are trained on, as selections allow."""
-    tasks = rollout_runner.tasks
-    trained = set(tasks.split(split)).intersection(tasks.split(eval_split))
+    held_out = set(runner.tasks.split(eval_split))
+    trained = held_out.intersection(runner.tasks.split(split))
     if trained and process_rank().is_first:
         logger.warning(
             "%s: %d of the %d tasks of eval.split %r are also in split %r, which is trained on; "
             "success on them does not show success on new tasks",
-            rollout_runner.env_id, len(trained), len(tasks.split(eval_split)), eval_split, split,
+            runner.env_id, len(trained), len(held_out), eval_split, split,
         )  # fmt: skip
 
 

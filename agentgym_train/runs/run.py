@@ -40,18 +40,13 @@ from agentgym_train.evaluation.tables import category_grid
 from agentgym_train.models.adapters import keep_base
 from agentgym_train.models.distributed import gathered, join, on_main_process
 from agentgym_train.models.loading import quiet_libraries
-from agentgym_train.models.model_card import (
-    FinishedCheckpoints,
-    find_base_again,
-    finish_model_folder,
-)
+from agentgym_train.models.model_card import FinishedCheckpoints, finish_model_folder
 from agentgym_train.models.setup import use_attention, warn_of_slow_bfloat16
 from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.curves import Panel, Rows, plot
-from agentgym_train.runs.summary import next_commands, show_end
+from agentgym_train.runs.summary import Panel, Rows, next_commands, plot, show_end
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
@@ -90,11 +85,11 @@ class Method:
     file that marks a checkpoint as complete."""
     shown: Shown
     """Which metrics of a step are written and shown."""
-    summary: Callable[[Any, RunStore, Reports, Reports], dict[str, Any]]
-    """summary.json, from the evaluations before and after training."""
+    summary: Callable[[Any, Rows, Reports, Reports], dict[str, Any]]
+    """summary.json, from the metrics and the evaluations before and after training."""
     panels: Callable[[Rows], list[Panel]]
     """The plots of curves.png."""
-    last_words: Callable[[Any, RunStore], list[str]] = lambda config, store: []
+    last_words: Callable[[Any, Rows], list[str]] = lambda config, rows: []
     """Additional messages at the end of a run, if any."""
 
 
@@ -111,28 +106,34 @@ def run_method(
 
     A new run moves an earlier run in its folder aside.
     """
-    quiet_libraries()
-    state, path, checkpoint = join(processes), Path(config.output_dir), None
-    if resumes:
-        checkpoint = checkpoint_of(RunStore.open(path), console)
-    else:
-        method.check(config)
-    policy = load_policy_for(config, worlds, state.device)
-    config = replace(config, max_tokens=policy.config.max_tokens)
-    make_trainer = method.prepare(policy, config, worlds, notifier(console))
-    if not resumes:
-        # All checks have passed: only now move an earlier run.
-        on_main_process(lambda: new_folder(config, path, console))
-    run_method = Run(config, method, RunStore.open(path), console, worlds, policy)
+    run = loaded_run(method, config, console, worlds, processes)
     try:
-        return interruptible(lambda: run_method.play(make_trainer, checkpoint), config, console)
+        make_trainer = run.prepare()
+        again = resume_command(Path(config.output_dir), config.as_dict())
+        return interruptible(lambda: run.start(make_trainer, resumes=resumes), again, console)
     finally:
-        worlds.run(policy.close())
+        worlds.run(run.policy.close())
 
 
-def interruptible(play: Callable[[], object], config: RunConfig, console: Console) -> int:
-    """Play a run, and show after Ctrl-C how it is resumed. Returns the exit status."""
-    again = resume_command(Path(config.output_dir), config.as_dict())
+def loaded_run(
+    method: Method,
+    config: RunConfig,
+    console: Console,
+    worlds: Worlds,
+    processes: int = 1,
+    loaded: tuple[Any, Any] | None = None,
+) -> Run:
+    """A run with its policy, for one of `processes`; `loaded` is a model with its tokenizer."""
+    quiet_libraries()
+    state = join(processes)
+    method.check(config)
+    policy = load_policy_for(config, worlds, state.device, loaded)
+    config = replace(config, max_tokens=policy.config.max_tokens)
+    return Run(config, method, console, worlds, policy)
+
+
+def interruptible(play: Callable[[], object], again: str, console: Console) -> int:
+    """Play a run, and show after Ctrl-C the command that resumes it. Returns the exit status."""
     try:
         with watching_processes(f"Resume with: {again}"):
             play()
@@ -200,25 +201,16 @@ def load_policy_for(
         policy = make_policy(config, env_instruction=own, tools=tools)
     else:
         policy = policy_of(config, *loaded, env_instruction=own, tools=tools)
-    place_model(
-        policy.model, config, device, keep_attention=loaded is not None and config.attention is None
-    )
-    return policy
-
-
-def place_model(
-    model: Any, config: RunConfig, device: Any, *, keep_attention: bool = False
-) -> None:
-    """Move a model to its device, and set its attention kernels and compiled layers."""
-    model.to(device)
+    policy.model.to(device)
     computes_in = config.computes_in(on_gpu=device.type == "cuda")
     if computes_in == "bfloat16" and device.type == "cpu":
         warn_of_slow_bfloat16()
-    if not keep_attention:
-        use_attention(model, config.attention, computes_in)
+    if loaded is None or config.attention is not None:
+        use_attention(policy.model, config.attention, computes_in)
     set_tiles(compiled=config.compiles)
     if config.compiles:
-        compile_layers(model)
+        compile_layers(policy.model)
+    return policy
 
 
 def evaluate_policy(
@@ -256,64 +248,45 @@ def evaluate_policy(
     return found
 
 
-def train(
-    trainer: Any,
-    checkpoint: str | None,
-    method: Method,
-    config: RunConfig,
-    store: RunStore,
-    console: Console,
-    callbacks: Sequence[TrainerCallback] = (),
-) -> None:
-    """Train to the last step, unless the checkpoint is of the last step.
-
-    Raises `KeyboardInterrupt` if Ctrl-C stopped it earlier.
-    """
-    trainer.remove_callback(PrinterCallback)
-    with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
-        if trainer.is_world_process_zero():
-            trainer.add_callback(TrainedFurther(config, store))
-            trainer.add_callback(Metrics(store, progress, method.shown))
-        trainer.add_callback(stop)
-        trainer.add_callback(FinishedCheckpoints(config))
-        for callback in method.callbacks(trainer, checkpoint, progress):
-            trainer.add_callback(callback)
-        for callback in callbacks:
-            trainer.add_callback(callback)
-        trainer.add_callback(CurrentLearningRate())
-        trainer.add_callback(StopAtLastStep())
-        try:
-            trainer.train(resume_from_checkpoint=checkpoint)
-        except LastStepReached:
-            console.print(f"All {trainer.state.max_steps} steps are already complete.")
-        except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
-            text = str(error)
-            # torch and safetensors say it in their own ways.
-            if "inline_container" in text or "No space left" in text:
-                raise OSError(ENOSPC, "No space left on device", str(store.path)) from error
-            damaged = not isinstance(error, RuntimeError) or "PytorchStreamReader" in text
-            if checkpoint is None or not damaged:
-                raise
-            raise ConfigError(
-                f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the one "
-                "before, or from step 0 if there is none"
-            ) from error
-    if stop.asked and trainer.state.global_step < trainer.args.max_steps:
-        raise KeyboardInterrupt
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """A run in progress."""
+    """A run with its policy."""
 
     config: RunConfig
     method: Method
-    store: RunStore
     console: Console
     worlds: Worlds
     policy: Policy
     is_part: bool = False
     """Whether it is a part of another run, which shows the suggestions itself."""
+
+    @property
+    def store(self) -> RunStore:
+        """The run folder."""
+        return RunStore(Path(self.config.output_dir))
+
+    def prepare(self) -> MakeTrainer:
+        """Check what needs the loaded policy; returns the factory of the trainer."""
+        return self.method.prepare(self.policy, self.config, self.worlds, notifier(self.console))
+
+    def start(
+        self,
+        make_trainer: MakeTrainer,
+        callbacks: Sequence[TrainerCallback] = (),
+        objects: Sequence[str] = (),
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Play a new run, whose folder is created, or resume the one in the folder.
+
+        All checks have passed: only now an earlier run is moved. `objects` are as in `new_folder`.
+        """
+        path, checkpoint = Path(self.config.output_dir), None
+        if resumes:
+            checkpoint = checkpoint_of(RunStore.open(path), self.console)
+        else:
+            on_main_process(lambda: new_folder(self.config, path, self.console, objects))
+        self.play(make_trainer, checkpoint, callbacks)
 
     def play(
         self,
@@ -332,10 +305,7 @@ class Run:
         trainer = make_trainer(self.store)
         with Trackers(trainer, self.config, self.store, before) as trackers:
             with closing(trainer):
-                train(
-                    trainer, checkpoint, self.method, self.config, self.store, self.console,
-                    callbacks,
-                )  # fmt: skip
+                self._train(trainer, checkpoint, callbacks)
             trainer.save_model(str(self.store.path / "model"))
             on_main_process(lambda: finish_model_folder(self.store.path / "model", self.config))
             if trainer.state.global_step < trainer.args.max_steps:
@@ -345,77 +315,91 @@ class Run:
             if trainer.is_world_process_zero():
                 self.close(before, after)
 
+    def _train(
+        self, trainer: Any, checkpoint: str | None, callbacks: Sequence[TrainerCallback]
+    ) -> None:
+        """Train to the last step, unless the checkpoint is of the last step.
+
+        Raises `KeyboardInterrupt` if Ctrl-C stopped it earlier.
+        """
+        config, store, console = self.config, self.store, self.console
+        trainer.remove_callback(PrinterCallback)
+        with progress_bar(console) as progress, StopOnInterrupt(progress) as stop:
+            added: list[TrainerCallback] = []
+            if trainer.is_world_process_zero():
+                added = [TrainedFurther(config, store), Metrics(store, progress, self.method.shown)]
+            added += [stop, FinishedCheckpoints(config)]
+            added += [*self.method.callbacks(trainer, checkpoint, progress), *callbacks]
+            for callback in [*added, CurrentLearningRate(), StopAtLastStep()]:
+                trainer.add_callback(callback)
+            try:
+                trainer.train(resume_from_checkpoint=checkpoint)
+            except LastStepReached:
+                console.print(f"All {trainer.state.max_steps} steps are already complete.")
+            except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+                text = str(error)
+                # torch and safetensors say it in their own ways.
+                if "inline_container" in text or "No space left" in text:
+                    raise OSError(ENOSPC, "No space left on device", str(store.path)) from error
+                damaged = not isinstance(error, RuntimeError) or "PytorchStreamReader" in text
+                if checkpoint is None or not damaged:
+                    raise
+                raise ConfigError(
+                    f"{checkpoint} is damaged ({text}); delete it, and the run resumes from the "
+                    "one before, or from step 0 if there is none"
+                ) from error
+        if stop.asked and trainer.state.global_step < trainer.args.max_steps:
+            raise KeyboardInterrupt
+
     def evaluated(self, model: Any, trained_steps: int | None = None) -> Reports:
-        """The evaluation before or after training, by environment."""
-        config = self.config
-        after = trained_steps is not None
-        if not (config.eval.after if after else config.eval.before):
+        """The evaluation before or after training, by environment; what is stored is not repeated.
+
+        A collective. NAME.json is the report, or of several environments a mapping of them, of
+        which each is in NAME-ENV.json as soon as it is there.
+        """
+        config, store, is_after = self.config, self.store, trained_steps is not None
+        if not (config.eval.after if is_after else config.eval.before):
             return {}
-
-        def ready() -> Policy:
+        name = "eval_after" if is_after else "eval_before"
+        is_main, several = PartialState().is_main_process, len(self.worlds) > 1
+        reports: Reports = {}
+        for world, runner in zip(config.worlds, self.worlds, strict=True):
+            env = runner.env_id
+            file = f"{name}-{env_file_name(env)}" if several else name
+            stored = gathered(store.read_json(f"{file}.json"))[0]
+            if stored is not None:
+                reports[env] = EvalReport.from_dict(stored)
+                continue
             self.worlds.run(self.policy.engine.update_weights(model, trained_steps or 0))
-            return self.policy
-
-        return evaluate_worlds(
-            config, self.worlds, ready, self.store, self.console,
-            "eval_after" if after else "eval_before",
-            recorded=f"{config.output_dir}/model" if after else None,
-        )  # fmt: skip
+            reports[env], trajectories = evaluate_policy(
+                config, world, runner, self.policy, self.console,
+                f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " "),
+                f"{config.output_dir}/model" if is_after else None,
+            )  # fmt: skip
+            if is_main:
+                store.replace_trajectories(file, trajectories)
+                store.write_json(f"{file}.json", reports[env].as_dict())
+        if several and is_main:
+            every = {env: report.as_dict() for env, report in reports.items()}
+            store.write_json(f"{name}.json", every)
+        return reports
 
     def close(self, before: Reports, after: Reports) -> None:
         """Write the summary, and print results and suggested commands."""
         config, store, console = self.config, self.store, self.console
-        store.write_json("summary.json", self.method.summary(config, store, before, after))
+        rows, _ = store.metrics()
+        store.write_json("summary.json", self.method.summary(config, rows, before, after))
         for env in before or after:
             parts = (("before", before), ("after", after))
             reports = {name: found[env] for name, found in parts if env in found}
             console.print(category_grid(reports).as_table())
-        for words in self.method.last_words(config, store):
+        for words in self.method.last_words(config, rows):
             console.print(words, soft_wrap=True)
-        rows, _ = store.metrics()
         envs = [world.env for world in config.worlds]
         title = f"{', '.join([self.method.name, *envs])}, seed {config.seed}"
         picture = plot(rows, self.method.panels(rows) if rows else [], title, store.path, "step")
         commands = [] if self.is_part else next_commands(config, store)
         show_end(store, picture, commands, console)
-
-
-def evaluate_worlds(
-    config: RunConfig,
-    worlds: Worlds,
-    ready: Callable[[], Policy],
-    store: RunStore,
-    console: Console,
-    name: str,
-    *,
-    recorded: str | None = None,
-) -> Reports:
-    """Evaluate a policy in each environment, unless its report is stored. A collective.
-
-    `ready` returns the policy, after its weights were given to the engine, and `recorded` is what
-    is recorded as the policy. NAME.json is the report, or of several environments a mapping of
-    them, of which each is in NAME-ENV.json as soon as it is there.
-    """
-    reports: Reports = {}
-    several = len(worlds) > 1
-    for world, runner in zip(config.worlds, worlds, strict=True):
-        env = runner.env_id
-        file = f"{name}-{env_file_name(env)}" if several else name
-        stored = gathered(store.read_json(f"{file}.json"))[0]
-        if stored is not None:
-            reports[env] = EvalReport.from_dict(stored)
-            continue
-        label = f"eval {env.rpartition('/')[2][-20:]}" if several else name.replace("_", " ")
-        reports[env], trajectories = evaluate_policy(
-            config, world, runner, ready(), console, label, recorded
-        )
-        if PartialState().is_main_process:
-            store.replace_trajectories(file, trajectories)
-            store.write_json(f"{file}.json", reports[env].as_dict())
-    if several and PartialState().is_main_process:
-        every = {env: report.as_dict() for env, report in reports.items()}
-        store.write_json(f"{name}.json", every)
-    return reports
 
 
 class TrainedFurther(TrainerCallback):
@@ -438,9 +422,9 @@ class TrainedFurther(TrainerCallback):
         _write_steps(self._config, self._store)
         # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
         reached = [row["step"] for row in self._store.metrics()[0]]
-        run_method, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
+        folder = f"step-{max([state.global_step, *reached])}"
         self._store.set_aside(*_RESULTS, folder=folder)
-        find_base_again(run_method / folder / "model", before=run_method / "model")
+        finish_model_folder(self._store.path / folder / "model", self._config)
 
 
 def _write_steps(config: RunConfig, store: RunStore) -> None:

@@ -1,37 +1,55 @@
-"""The end of a run: summary.json, the result table, and the commands that are suggested."""
+"""The end of a run: summary.json, curves.png, and the commands that are suggested."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
-from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
-from agentgym_train.config.policy import HORIZON, SETTINGS_OF_A_RUN, PolicyConfig
+from agentgym_train.config.learn import AgentEvolConfig
+from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import is_known, trust_option
-from agentgym_train.config.worlds import World, WorldEvalSettings
 from agentgym_train.evaluation.report import Reports, warn_of_cuts
-from agentgym_train.runs.curves import Panel, plot
 from agentgym_train.training.checkpoints import last_checkpoint
 
-WEAK = 0.05
-"""Success below which the suggestion is to find out why."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) -> dict[str, Any]:
+SMOOTHED_OVER: Final = 10
+"""Steps of the moving average."""
+
+Rows = Sequence[Mapping[str, Any]]
+"""The metrics of a run, by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One of the plots above each other: metrics with the label of each, and the axis."""
+
+    axis: str
+    """Label of the axis."""
+    curves: Mapping[str, str]
+    """Metric -> its label."""
+    is_share: bool = False
+    """Whether the axis is from 0 to 1."""
+    smooths: bool = True
+    """Whether a moving average is drawn over the values."""
+
+
+def summary(config: RLConfig, rows: Rows, before: Reports, after: Reports) -> dict[str, Any]:
     """The summary.json of an RL run."""
-    rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
         "train_seconds": _seconds(rows, "seconds"),
         "env_steps": int(sum(row["env_steps"] for row in rows)),
@@ -45,10 +63,9 @@ def summary(config: RLConfig, store: RunStore, before: Reports, after: Reports) 
 
 
 def learning_summary(
-    config: RunConfig, store: RunStore, before: Reports, after: Reports
+    config: RunConfig, rows: Rows, before: Reports, after: Reports
 ) -> dict[str, Any]:
     """The summary.json of an SFT or DPO run."""
-    rows, _ = store.metrics()
     return _evaluations(config, before, after) | {
         "method": config.method,
         "loss_first": rows[0]["loss"] if rows else None,
@@ -58,12 +75,18 @@ def learning_summary(
     }
 
 
-def last_words(config: RLConfig, store: RunStore) -> list[str]:
+def last_words(config: RLConfig, rows: Rows) -> list[str]:
     """How many episodes were lost, and how many turns were cut, if any and many."""
-    rows, _ = store.metrics()
-    cuts = warn_of_cuts(_cut_turns(rows), config.turn_max_tokens)
-    found = [_lost_episodes(rows), cuts and f"In training {cuts}."]
-    return [f"[yellow]{words}[/]" for words in found if words]
+    found = []
+    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
+    if retried:
+        found.append(
+            f"{retried} episodes were retried; {lost} of them remained lost and are excluded from "
+            "loss and baseline."
+        )
+    if cuts := warn_of_cuts(_cut_turns(rows), config.turn_max_tokens):
+        found.append(f"In training {cuts}.")
+    return [f"[yellow]{words}[/]" for words in found]
 
 
 def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Console) -> None:
@@ -71,8 +94,9 @@ def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Consol
     rows, _ = store.metrics()
     envs = [world.env for world in config.worlds]
     first = RunStore(store.path / f"iteration-{rows[0]['step']}")
-    before = first.read_json("eval_before.json")
-    base = {env: r["success"] for env, r in reports_by_env(before, envs).items()}
+    before = first.read_json("eval_before.json") or {}
+    reports = before if len(envs) > 1 else {envs[0]: before}
+    base = {env: report["success"] for env, report in reports.items()} if before else {}
     console.print(_iterations_table(envs, base, rows))
     keys = {f"success/{env}" if len(envs) > 1 else "success": env for env in envs}
     start = {key: base[env] for key, env in keys.items() if env in base}
@@ -88,20 +112,13 @@ def conclude_evolution(config: AgentEvolConfig, store: RunStore, console: Consol
         "train_seconds": _seconds(rows, "train_seconds"),
         "seed": config.seed,
         "envs": envs,
-        "before": before,
+        "before": before or None,
         "iterations": rows,
     }
     if before:
         store.write_json("eval_before.json", before)
     store.write_json("summary.json", summary)
     show_end(store, picture, next_commands(config, store), console)
-
-
-def reports_by_env(found: Any, envs: Sequence[str]) -> dict[str, Any]:
-    """Stored reports by environment; of one alone it is stored without its id."""
-    if not found:
-        return {}
-    return {envs[0]: found} if len(envs) == 1 else dict(found)
 
 
 def show_end(
@@ -143,31 +160,18 @@ def _evaluations(config: RunConfig, before: Reports, after: Reports) -> dict[str
     }
 
 
-def _seconds(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+def _seconds(rows: Rows, name: str) -> float:
     return round(sum(row[name] for row in rows), 1)
 
 
-def _cut_turns(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _cut_turns(rows: Rows) -> float | None:
     """The share of cut turns in all steps; None if no step tells of them."""
     known = [row for row in rows if row.get("cut_turns") is not None and row["turns"]]
     turns = sum(row["turns"] for row in known)
     return sum(row["cut_turns"] * row["turns"] for row in known) / turns if known else None
 
 
-def _lost_episodes(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """How many episodes were retried and how many stayed lost; None if none was retried."""
-    retried, lost = (int(sum(row[name] for row in rows)) for name in ("retried", "lost"))
-    if not retried:
-        return None
-    return (
-        f"{retried} episodes were retried; {lost} of them remained lost and are excluded from loss "
-        "and baseline."
-    )
-
-
-def _iterations_table(
-    envs: Sequence[str], base: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
-) -> UncutTable:
+def _iterations_table(envs: Sequence[str], base: Mapping[str, float], rows: Rows) -> UncutTable:
     table = Table(title="AgentEvol: success on held-out tasks")
     for name in ("iteration", "explored", "selected", "learned", *envs):
         table.add_column(name, justify="right")
@@ -182,90 +186,93 @@ def _iterations_table(
 
 def next_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
     """(command, purpose) of the suggested commands after a run."""
-    results = store.read_json("summary.json") or {}
-    success = results.get("success_after")
-    if success is not None and success < WEAK:
-        return [_read_failures(config, store, results), *_further(config, store)]
-    was_evaluated = success is not None
-    return [
-        *(_evaluate(config, world, store.path, was_evaluated) for world in _worlds(config)),
-        *_further(config, store),
-        *([_reinforce(config, store.path)] if isinstance(config, SFTConfig | DPOConfig) else []),
-    ]
+    run = store.path
+    found = [(shlex.join(["agentgym", "view", str(run)]), "read its episodes, the failures first")]
+    for world in config.worlds:
+        words = [
+            "agentgym", "eval", "--env", world.env, "--policy", f"{run}/model",
+            "--split", world.eval.split, "--horizon", str(world.eval.horizon),
+            "--settings-of", str(run),
+        ]  # fmt: skip
+        if not is_known("agent", config.agent):
+            words += ["--agent", _option(config.agent)]
+        for wrapper in world.wrappers or []:
+            words += ["--wrapper", _option(wrapper)]
+        found.append((shlex.join(words), "evaluate the trained policy"))
+    can_resume = not (store.read_json("run.json") or {}).get("objects")
+    if can_resume and last_checkpoint(store.checkpoints) is not None:
+        rows, _ = store.metrics()
+        command = f"agentgym train --resume {run} --steps {2 * max(1, last_step(rows))}"
+        trusted = command + trust_option(config.as_dict())
+        found.append((trusted, "train it further, to twice as many steps"))
+    return found
 
 
-def policy_options(config: RunConfig, run: Path) -> str:
-    """The options of `agentgym eval` and `collect` for the policy of a run."""
-    words = []
-    plain = PolicyConfig()
-    if any(getattr(config, name) != getattr(plain, name) for name in SETTINGS_OF_A_RUN):
-        words += ["--settings-of", shlex.quote(str(run))]
-    if not is_known("agent", config.agent):
-        agent = config.agent if isinstance(config.agent, str) else json.dumps(config.agent)
-        words += ["--agent", shlex.quote(agent)]
-    for wrapper in config.wrappers:
-        words += [
-            "--wrapper",
-            wrapper if isinstance(wrapper, str) else shlex.quote(json.dumps(wrapper)),
-        ]
-    return "".join(f" {word}" for word in words)
+def _option(value: str | Mapping[str, Any]) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def _evaluate(config: RunConfig, world: World, run: Path, was_evaluated: bool) -> tuple[str, str]:
-    """The command that evaluates the policy in an environment, after training on a new split."""
-    split = world.split if world.split and was_evaluated else world.eval.split
-    own = replace(config, instruction=world.instruction, wrappers=world.wrappers or [])
-    purpose = "evaluate the trained policy"
-    purpose += " on another split" * (split != world.eval.split)
-    return (
-        f"agentgym eval --env {world.env} --policy {run}/model --split {split} "
-        f"--horizon {world.eval.horizon}{policy_options(own, run)}",
-        purpose + ", with the wrappers of the training" * bool(world.wrappers),
-    )
+def panels_of(rows: Rows) -> list[Panel]:
+    """Reward and success of an RL run, in one panel if both are between 0 and 1, and its turns."""
+    rewards = [row["reward"] for row in rows]
+    # Where groups were replaced, success includes them and the reward does not.
+    replaced = any(row.get("discarded_env_steps") for row in rows)
+    of_all, of_kept = (", all groups", ", groups trained on") if replaced else ("", "")
+    shares = {"success": f"success{of_all}"}
+    shares |= {
+        n: f"success in {n.rpartition('/')[2]}" for n in rows[-1] if n.startswith("success/")
+    }
+    reward = {"reward": f"reward{of_kept}"}
+    label = "mean over the step's episodes"
+    turns = Panel("turns", {"horizon": "horizon", "turns": "turns taken"}, smooths=False)
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        return [Panel(label, shares | reward, is_share=True), turns]
+    return [Panel(label, shares, is_share=True), Panel(label, reward), turns]
 
 
-def _further(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
-    """The command that trains further; none where it would be rejected."""
-    metadata = store.read_json("run.json") or {}
-    if metadata.get("objects") or last_checkpoint(store.checkpoints) is None:
-        return []
-    steps = (store.read_json("summary.json") or {}).get("steps")
-    if isinstance(config, RLConfig):
-        steps = config.steps
-    command = f"agentgym train --resume {store.path} --steps {2 * max(1, steps or 1)}"
-    return [
-        (
-            command + trust_option(config.as_dict()),
-            "train it further, to twice as many steps",
-        )
-    ]
+def plot(rows: Rows, panels: Sequence[Panel], title: str, folder: Path, x: str) -> Path | None:
+    """Write curves.png, with `x` the label of the steps; None if nothing was trained."""
+    if not rows:
+        return None
+    path = folder / "curves.png"
+    figure_of(rows, panels, title, x).savefig(path, dpi=130)
+    return path
 
 
-def _reinforce(config: RunConfig, run: Path) -> tuple[str, str]:
-    """The command that continues with RL, whose config the user writes."""
-    entries = ", ".join(f"{{env: {world.env}}}" for world in _worlds(config))
-    return (
-        f"agentgym train rl.yaml --model {run}/model --output_dir {run}-rl",
-        f"continue with RL: write rl.yaml with envs: [{entries}] (examples/train has some)",
-    )
+def figure_of(rows: Rows, panels: Sequence[Panel], title: str, x: str) -> Figure:
+    """The panels above each other."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8, 0.8 + 2.4 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    number = 0
+    for axis, panel in zip(axes, panels, strict=True):
+        for metric, label in panel.curves.items():
+            known = [row for row in rows if row.get(metric) is not None]
+            steps, values = [row["step"] for row in known], [row[metric] for row in known]
+            # Success and a reward for success alone coincide, so the later one is dashed.
+            style = {"color": f"C{number}", "linestyle": "--" if metric == "reward" else "-"}
+            if len(values) <= SMOOTHED_OVER:  # a single point has no line
+                style["marker"] = "o"
+            if panel.smooths:
+                axis.plot(steps, values, color=f"C{number}", alpha=0.25, linewidth=1)
+                values = smooth(values)
+            axis.plot(steps, values, label=label, **style)
+            number += 1
+        axis.set_ylabel(panel.axis)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+        if panel.is_share:
+            axis.set_ylim(-0.02, 1.02)
+        if len(panel.curves) > 1:
+            axis.legend(frameon=False, fontsize="small")
+    axes[0].set_title(title, loc="left")
+    axes[-1].set_xlabel(x)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
 
 
-def _read_failures(
-    config: RunConfig, store: RunStore, results: Mapping[str, Any]
-) -> tuple[str, str]:
-    """What to do about a policy that solves next to nothing: RL would learn from no success."""
-    reports = reports_by_env(results.get("after"), [world.env for world in _worlds(config)])
-    cuts = [report["cut_turns"] or 0.0 for report in reports.values()]
-    cut = fmean(cuts) if cuts else 0.0
-    return (
-        f"agentgym view {store.path}",
-        f"read five failures: what does the policy write? {cut:.0%} of its turns were cut at "
-        f"turn_max_tokens={config.turn_max_tokens}. Where next to nothing is solved, RL has no "
-        "success to learn from: begin with a policy that solves some tasks, such as one after SFT",
-    )
-
-
-def _worlds(config: RunConfig) -> list[World]:
-    """The environments of a run; without one, the user completes the command."""
-    own = WorldEvalSettings(split=config.eval.split, horizon=config.eval.horizon or HORIZON)
-    return config.worlds or [World(env="ENV", eval=own)]
+def smooth(values: Sequence[float]) -> list[float]:
+    """The moving average over the last steps."""
+    return [fmean(values[max(0, end - SMOOTHED_OVER) : end]) for end in range(1, len(values) + 1)]

@@ -18,7 +18,8 @@ from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.config.learn import DPOConfig
-from agentgym_train.data.datasets import check_turn_lengths, describe_broken, read_demonstrations
+from agentgym_train.data.datasets import check_turn_lengths, read_demonstrations
+from agentgym_train.data.formats import describe_broken
 from agentgym_train.data.pairs import Pair, make_pairs
 from agentgym_train.data.tokenize import EpisodeTokenizer
 from agentgym_train.models.adapters import adapters_for, check_reference

@@ -168,8 +168,9 @@ def test_the_end_of_training_says_that_many_turns_were_cut(tmp_path, share, warn
             {"step": step, "seconds": 1.0, "env_steps": 1, "sampled_tokens": 1, "lost": 0,
              "retried": 0, "turns": turns, "cut_turns": share}
         )  # fmt: skip
-    assert summary(config, store, {}, {})["cut_turns"] == pytest.approx(share)
-    said = " ".join(last_words(config, store))
+    rows, _ = store.metrics()
+    assert summary(config, rows, {}, {})["cut_turns"] == pytest.approx(share)
+    said = " ".join(last_words(config, rows))
     assert (f"{share:.0%} of the turns were cut at turn_max_tokens=16" in said) == warned
     assert ("raise turn_max_tokens" in said) == warned
 
@@ -179,8 +180,9 @@ def test_a_run_of_an_earlier_version_has_no_share_of_cut_turns(tmp_path):
     store = RunStore.create(tmp_path / "run", {})
     store.append_metrics({"step": 1, "seconds": 1.0, "env_steps": 1, "sampled_tokens": 1,
                           "lost": 0, "retried": 0, "turns": 2.0})  # fmt: skip
-    assert summary(config, store, {}, {})["cut_turns"] is None
-    assert last_words(config, store) == []
+    rows, _ = store.metrics()
+    assert summary(config, rows, {}, {})["cut_turns"] is None
+    assert last_words(config, rows) == []
 
 
 def test_the_viewer_counts_cut_turns(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentgym_env.errors import BadRequest, MissingExtra
-from agentgym_train.models import loading
+from agentgym_train.models import available
 from agentgym_train.models.folders import GGUFFile, carried, check_folder, gguf_file
 from agentgym_train.models.loading import load_policy, load_tokenizer
 from agentgym_train.rollout.chat import Chat
@@ -161,6 +161,6 @@ def test_a_file_that_is_none_is_refused(tmp_path, content):
 
 def test_a_missing_reader_is_named(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", tiny_llama())
-    monkeypatch.setattr(loading, "find_spec", lambda name: None)
+    monkeypatch.setattr(available, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"agentgym-sdk\[gguf\]"):
         load_policy(str(path))

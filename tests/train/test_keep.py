@@ -52,7 +52,7 @@ def test_of_the_same_task_and_actions_the_first_is_kept():
     ]
     sifted = filter_episodes([WON, *others], EpisodeFilter(unique=True))
     assert sifted.selected == [WON, *others[1:]]
-    assert sifted.reasons() == "1 repeated"
+    assert sifted.reasons() == " (left out: 1 repeated)"
 
 
 def test_what_is_left_out_for_its_length_hides_no_later_one():

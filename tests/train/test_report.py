@@ -11,57 +11,17 @@ from matplotlib import pyplot
 from rich.console import Console
 
 from agentgym_env.run_store import RunStore
-from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.options import settings_of
 from agentgym_train.config.read import config_from
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.evaluation.report import CategoryReport, EvalReport
 from agentgym_train.evaluation.tables import category_grid
-from agentgym_train.runs.curves import figure_of, panels_of, plot
-from agentgym_train.runs.summary import next_commands, summary
+from agentgym_train.runs.summary import figure_of, next_commands, panels_of, plot, summary
 from agentgym_train.training.checkpoints import HorizonState
 
 CONFIG = config_from(
     {"model": "m", "env": "agentgym/TextCraft-v0", "output_dir": "runs/x", "horizon": [4, 8]}
 )
-
-
-def sft_suggestions(folder, success):
-    store = store_with(folder, rows=3)
-    evaluated = {"cut_turns": 0.36}
-    store.write_json("summary.json", {"success_after": success, "after": evaluated, "steps": 3})
-    config = SFTConfig(model="m", env="textcraft", data=["d"], output_dir="x", turn_max_tokens=16)
-    return next_commands(config, store)
-
-
-@pytest.mark.parametrize("success", [0.0, 0.01, 0.049])
-def test_sft_that_solves_next_to_nothing_does_not_suggest_rl(tmp_path, success):
-    suggested = sft_suggestions(tmp_path, success)
-    ((view, why),) = suggested
-    assert view == f"agentgym view {tmp_path}/run" and "read five failures" in why
-    assert "36% of its turns were cut at turn_max_tokens=16" in why
-    assert "no success to learn from" in why
-
-
-def test_the_suggestions_after_sft_are_for_every_environment(tmp_path):
-    store = store_with(tmp_path, rows=3)
-    after = {"a/A-v0": {"cut_turns": 0.1}, "b/B-v0": {"cut_turns": 0.5}}
-    store.write_json("summary.json", {"success_after": 0.01, "after": after, "steps": 3})
-    envs = [
-        {"env": "a/A-v0", "servers": ["http://a"], "instruction": "Go.", "eval": {"horizon": 4}},
-        {"env": "b/B-v0", "servers": ["http://b"], "wrappers": ["w:W"]},
-    ]
-    config = SFTConfig(model="m", envs=envs, data=["d"], output_dir="x")
-    assert "30% of its turns were cut" in next_commands(config, store)[0][1]
-    store.write_json("summary.json", {"success_after": 0.6, "after": after, "steps": 3})
-    *commands, (_, purpose) = next_commands(config, store)
-    run = f"{tmp_path}/run"
-    evaluate = f"--policy {run}/model --split test --horizon"
-    assert [command for command, _ in commands] == [
-        f"agentgym eval --env a/A-v0 {evaluate} 4 --settings-of {run}",
-        f"agentgym eval --env b/B-v0 {evaluate} 30 --wrapper w:W",
-    ]
-    assert "write rl.yaml with envs: [{env: a/A-v0}, {env: b/B-v0}]" in purpose
 
 
 def report(success: float, **changes) -> EvalReport:
@@ -86,6 +46,10 @@ def store_with(tmp_path, rows: int) -> RunStore:
     return store
 
 
+def rows_of(folder, number: int):
+    return store_with(folder, number).metrics()[0]
+
+
 def shown(table) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(table)
@@ -106,13 +70,13 @@ def test_the_table_of_different_worlds_leaves_gaps_instead_of_failing():
 
 
 def test_the_summary_adds_up_the_steps(tmp_path):
-    found = summary(CONFIG, store_with(tmp_path, 3), {"e": report(0.3)}, {"e": report(0.5)})
+    found = summary(CONFIG, rows_of(tmp_path, 3), {"e": report(0.3)}, {"e": report(0.5)})
     expected = {"env_steps": 21, "sampled_tokens": 33, "lost_episodes": 3, "steps": 3,
                 "retried_episodes": 6, "success_before": 0.3, "success_after": 0.5,
                 "train_seconds": 4.5, "seed": 0, "eval_horizon": 8,
                 "episodes": 3 * 64}  # fmt: skip
     assert {name: found[name] for name in expected} == expected
-    assert summary(CONFIG, store_with(tmp_path, 1), {}, {})["success_after"] is None
+    assert summary(CONFIG, rows_of(tmp_path / "one", 1), {}, {})["success_after"] is None
 
 
 def test_the_plot_is_a_picture_and_needs_a_step(tmp_path):
@@ -139,33 +103,33 @@ def test_no_reward_is_outside_the_plot(tmp_path, scale):
 def test_each_of_several_environments_is_evaluated_with_its_own_prompt(tmp_path):
     envs = [{"env": "textcraft", "instruction": ""}, {"env": "babyai", "eval": {"horizon": 5}}]
     config = RLConfig(model="m", output_dir="x", envs=envs)
-    first, second, *_ = (command for command, _ in next_commands(config, RunStore(tmp_path)))
+    _, first, second = (command for command, _ in next_commands(config, RunStore(tmp_path)))
     assert "TextCraft-v0" in first and f"--settings-of {tmp_path}" in first
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"envs": envs}))
     assert settings_of(str(tmp_path), {}, "agentgym/TextCraft-v0") == {"instruction": ""}
     assert settings_of(str(tmp_path), {}, "agentgym/BabyAI-v0") == {}
-    assert "BabyAI-v0" in second and "--settings-of" not in second and "--horizon 5" in second
+    assert "BabyAI-v0" in second and "--horizon 5" in second
 
 
 def test_the_next_commands_evaluate_and_train_further(tmp_path):
     store = RunStore.create(tmp_path / "run", {})
-    assert len(next_commands(CONFIG, store)) == 1, "without a checkpoint nothing trains further"
+    assert len(next_commands(CONFIG, store)) == 2, "without a checkpoint nothing trains further"
     checkpoint = store.checkpoints / "checkpoint-9"
     checkpoint.mkdir(parents=True)
     (checkpoint / HorizonState.FILE).touch()
-    first, second = (command for command, _ in next_commands(CONFIG, store))
+    store.append_metrics({"step": 9})
+    view, first, second = (command for command, _ in next_commands(CONFIG, store))
+    assert view == f"agentgym view {tmp_path}/run"
     assert first.startswith("agentgym eval ") and f"--policy {tmp_path}/run/model" in first
-    assert second == f"agentgym train --resume {tmp_path}/run --steps {2 * CONFIG.steps}"
+    assert second == f"agentgym train --resume {tmp_path}/run --steps 18"
     own = replace(CONFIG, env="mine:Game")
-    assert next_commands(own, store)[1][0].endswith(" --trust")
+    assert next_commands(own, store)[2][0].endswith(" --trust")
     store.write_json("run.json", {"objects": ["agent: Mine"]})
-    assert len(next_commands(CONFIG, store)) == 1, "a command cannot restore objects"
+    assert len(next_commands(CONFIG, store)) == 2, "a command cannot restore objects"
 
 
-@pytest.mark.parametrize(("success", "first"), [(0.0, "view"), (0.04, "view"), (0.4, "eval")])
-def test_rl_that_solves_next_to_nothing_says_so(tmp_path, success, first):
-    store = store_with(tmp_path, rows=3)
-    store.write_json("summary.json", {"success_after": success})
-    command, purpose = next_commands(CONFIG, store)[0]
-    assert command.startswith(f"agentgym {first} ")
-    assert ("no success to learn from" in purpose) == (first == "view")
+def test_the_suggested_evaluation_describes_the_policy_of_the_run(tmp_path):
+    store = RunStore.create(tmp_path / "a b", {})
+    wrapper, code = "agentgym_env.wrappers:AvailableActions", "agentgym_train.rollout.agent:Agent"
+    told = next_commands(replace(CONFIG, agent=code, wrappers=[wrapper]), store)[1][0]
+    assert told.endswith(f"--settings-of '{store.path}' --agent {code} --wrapper {wrapper}")

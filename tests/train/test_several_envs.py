@@ -29,7 +29,8 @@ from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.rollout.chat import Chat
 from agentgym_train.rollout.horizon import Adaptive, Fixed, Horizon, make_horizon
 from agentgym_train.rollout.worlds import Worlds
-from agentgym_train.runs.run import evaluate_worlds
+from agentgym_train.runs.methods import method_of
+from agentgym_train.runs.run import Run
 from agentgym_train.runs.summary import next_commands
 from tests.train.demonstrating import demonstration
 from tests.train.ragged import Episode, PlayedTurn, Step
@@ -220,10 +221,9 @@ def test_sft_and_dpo_are_evaluated_in_every_environment(tmp_path, method):
     assert summary["envs"][TEXTCRAFT] == {"eval_split": "test", "eval_horizon": 2}
     episodes, _ = store.trajectories(f"eval_after-{env_file_name(hosting.GUESS)}")
     assert {e.horizon for e in episodes} == {3} and {e.instruction for e in episodes} == {"Guess."}
-    store.write_json("summary.json", {**summary, "success_after": 0.5})
     commands = [command for command, _ in next_commands(trainer.args, store)]
-    assert [words.split()[3] for words in commands[:2]] == [TEXTCRAFT, hosting.GUESS]
-    assert "--horizon 2" in commands[0] and "--split train --horizon 3" in commands[1]
+    assert [words.split()[3] for words in commands[1:3]] == [TEXTCRAFT, hosting.GUESS]
+    assert "--horizon 2" in commands[1] and "--split train --horizon 3" in commands[2]
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "rl"])
@@ -267,14 +267,18 @@ def test_a_stored_report_is_not_repeated(tmp_path):
     one = RunStore.create(tmp_path / "one", {})
     one.write_json("eval_before.json", report.as_dict())
     worlds = [SimpleNamespace(env_id=TEXTCRAFT), SimpleNamespace(env_id="agentgym/BabyAI-v0")]
-    config = config_from({**NEEDED, "env": "textcraft"})
-    found = evaluate_worlds(config, Worlds(worlds[:1]), pytest.fail, one, QUIET, "eval_before")
-    assert found == {TEXTCRAFT: report}
+
+    def found(store, worlds, **envs):
+        config = config_from({**NEEDED, **envs, "output_dir": str(store.path)})
+        # Without a policy: it fails if it evaluates.
+        run = Run(config, method_of(config), QUIET, Worlds(worlds), policy=None)
+        return run.evaluated(None)
+
+    assert found(one, worlds[:1], env="textcraft") == {TEXTCRAFT: report}
     several = RunStore.create(tmp_path / "several", {})
     for world in worlds:
         several.write_json(f"eval_before-{env_file_name(world.env_id)}.json", report.as_dict())
-    config = config_from({**NEEDED, "envs": [{"env": world.env_id} for world in worlds]})
-    evaluate_worlds(config, Worlds(worlds), pytest.fail, several, QUIET, "eval_before")
+    found(several, worlds, envs=[{"env": world.env_id} for world in worlds])
     assert several.read_json("eval_before.json")["agentgym/BabyAI-v0"]["success"] == 0.5
 
 
