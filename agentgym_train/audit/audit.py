@@ -15,7 +15,7 @@ from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
 from agentgym_train.audit import model_rules, stored_rules, template_rules
-from agentgym_train.audit.rules import Finding, check_rule
+from agentgym_train.audit.rules import RuleResult, check_rule
 from agentgym_train.audit.subject import AuditedModel, StoredRun
 from agentgym_train.config.audit import AuditSettings
 from agentgym_train.config.files import local_path
@@ -27,7 +27,7 @@ from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.agent import format_of
 
-RULES: Final[Mapping[str, Callable[[AuditedModel], Finding]]] = {
+RULES: Final[Mapping[str, Callable[[AuditedModel], RuleResult]]] = {
     **template_rules.RULES,
     **model_rules.RULES,
     "stored episodes": stored_rules.stored_episodes,
@@ -41,7 +41,7 @@ _IMPORTED: Final = ("env", "agent", "horizon")
 """The settings of a run that refer to code which an audit imports."""
 
 
-def audit(subject: AuditedModel) -> Iterator[Finding]:
+def audit(subject: AuditedModel) -> Iterator[RuleResult]:
     """Apply all rules; yields each finding when it is available."""
     for name, rule in RULES.items():
         yield check_rule(name, rule, subject)

@@ -17,8 +17,8 @@ from torch import Tensor
 from agentgym_train.audit.episodes import AuditedRow
 from agentgym_train.audit.rules import (
     ConversationDifference,
-    Finding,
     RuleFailed,
+    RuleResult,
     RuleSkipped,
 )
 from agentgym_train.audit.subject import AuditedModel
@@ -31,7 +31,7 @@ _LEFT, _RIGHT = 7, 5
 """Columns of padding."""
 
 
-def episodes(subject: AuditedModel) -> Finding:
+def episodes(subject: AuditedModel) -> RuleResult:
     """The model works with agentgym's engine and trainer."""
     if isinstance(subject.played, Exception):
         raise subject.played
@@ -45,13 +45,13 @@ def episodes(subject: AuditedModel) -> Finding:
     ends = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     turns = [row.tokens.completion_ids[start:end] for row in rows for start, end in row.spans]
     cut, sampled = sum(ids[-1] not in stops for ids in turns), sum(map(len, turns))
-    return Finding(
+    return RuleResult(
         f"{len(rows)} episodes ({ends}), {len(turns)} turns, {cut} of them truncated, "
         f"{sampled} trained tokens"
     )
 
 
-def log_probs(subject: AuditedModel) -> Finding:
+def log_probs(subject: AuditedModel) -> RuleResult:
     """The trainer's probability of every sampled token equals the engine's."""
     allowed = _tolerance(subject)
     gaps = [
@@ -75,7 +75,7 @@ def log_probs(subject: AuditedModel) -> Finding:
     )
     where = f"{row.name}, turn {sum(end <= at for end in row.tokens.turn_ends) + 1}"
     if agreement.holds:
-        return Finding(f"{text}; largest at {where}, token {at}", figures=figures)
+        return RuleResult(f"{text}; largest at {where}, token {at}", figures=figures)
     token = row.tokens.completion_ids[at : at + 1]
     sides = {"engine": row.tokens.logprobs[at], "trainer": row.trainer_logprobs[at]}
     shown = (f"{subject.decode(token)} {side} {value:.6f}" for side, value in sides.items())
@@ -108,7 +108,7 @@ def _whose_fault(subject: AuditedModel, row: AuditedRow, at: int, tolerance: flo
     return f"a forward pass of the episode alone gives {alone:.6f}: {remedy}"
 
 
-def padding(subject: AuditedModel) -> Finding:
+def padding(subject: AuditedModel) -> RuleResult:
     """An episode's log-probabilities do not depend on the other episodes in a batch."""
     tolerance = _tolerance(subject).token
     rows = subject.episodes.rows[:_PADDED_ROWS]
@@ -129,10 +129,10 @@ def padding(subject: AuditedModel) -> Finding:
                 )
             worst = max(worst, gap)
     text = f"{len(rows)} episodes padded on both sides: at most {worst:.2g}"
-    return Finding(text, figures={"largest": worst})
+    return RuleResult(text, figures={"largest": worst})
 
 
-def pad_token(subject: AuditedModel) -> Finding:
+def pad_token(subject: AuditedModel) -> RuleResult:
     """Padding can be distinguished from sampled tokens."""
     pad = subject.tokenizer.pad_token_id
     if pad is None:
@@ -144,10 +144,10 @@ def pad_token(subject: AuditedModel) -> Finding:
             "set tokenizer.pad_token to a special token; TRL treats a completion that ends with "
             "the pad token as terminated",
         )
-    return Finding(f"{added} ({pad})")
+    return RuleResult(f"{added} ({pad})")
 
 
-def vocabulary(subject: AuditedModel) -> Finding:
+def vocabulary(subject: AuditedModel) -> RuleResult:
     """Every token has an embedding and a logit."""
     model, size = subject.model, len(subject.tokenizer)
     rows = int(model.get_input_embeddings().weight.shape[0])
@@ -162,7 +162,7 @@ def vocabulary(subject: AuditedModel) -> Finding:
         )
     notes = [f"{columns - known - 1} logits have no token; if sampled, they have no text"]
     text = f"{size} tokens, {rows} embeddings, {columns} logits"
-    return Finding(text, notes if columns > known + 1 else ())
+    return RuleResult(text, notes if columns > known + 1 else ())
 
 
 def _tolerance(subject: AuditedModel) -> Tolerance:
@@ -198,7 +198,7 @@ def _logprobs_of(
     return real.gather(1, row[0, left + 1 : left + len(ids), None]).squeeze(1)  # (n - 1,)
 
 
-RULES: Mapping[str, Callable[[AuditedModel], Finding]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RuleResult]] = {
     "episodes": episodes,
     "log-probs": log_probs,
     "padding": padding,

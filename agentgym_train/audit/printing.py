@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agentgym_env.printable import one_line
 from agentgym_train.audit.episodes import AuditedRow
-from agentgym_train.audit.rules import Finding
+from agentgym_train.audit.rules import RuleResult
 from agentgym_train.audit.subject import AuditedModel
 
 _STYLE = {"pass": "green", "FAIL": "bold red", "skipped": "yellow"}
@@ -21,7 +21,7 @@ _MOST = 600
 """Maximum characters shown of a span; the middle of longer ones is omitted."""
 
 
-def print_finding(console: Console, finding: Finding) -> None:
+def print_finding(console: Console, finding: RuleResult) -> None:
     """Print a finding: status, rule and detail, then notes, or location and remedy."""
     line = Text(f"{finding.status:<8} ", style=_STYLE[finding.status])
     line.append(f"{finding.rule:<17}", style="bold").append(one_line(finding.detail), style="none")
@@ -52,7 +52,7 @@ def print_spans(console: Console, subject: AuditedModel, count: int) -> None:
 
 
 def print_summary(
-    console: Console, subject: AuditedModel, findings: Sequence[Finding], show: int
+    console: Console, subject: AuditedModel, findings: Sequence[RuleResult], show: int
 ) -> None:
     """Print the spans of `show` episodes, then the number of passed and failed rules."""
     if show and any(f.rule == "episodes" and f.status == "pass" for f in findings):
@@ -63,7 +63,7 @@ def print_summary(
     console.print(Text(f"\n{words}", style=style), soft_wrap=True)
 
 
-def audit_json(subject: AuditedModel, findings: Sequence[Finding]) -> dict[str, Any]:
+def audit_json(subject: AuditedModel, findings: Sequence[RuleResult]) -> dict[str, Any]:
     """The audit as plain values."""
     counts = _counts(findings)
     return {
@@ -75,7 +75,7 @@ def audit_json(subject: AuditedModel, findings: Sequence[Finding]) -> dict[str, 
     }
 
 
-def _counts(findings: Sequence[Finding]) -> dict[str, int]:
+def _counts(findings: Sequence[RuleResult]) -> dict[str, int]:
     found = Counter[str](finding.status for finding in findings)
     return {status: found[status] for status in _STYLE}
 

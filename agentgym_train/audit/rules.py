@@ -26,7 +26,7 @@ class ConversationDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleResult:
     """What a rule returns; `check_rule` adds its name."""
 
     detail: str
@@ -49,25 +49,25 @@ class RuleFailed(Exception):
         self, fact: str, remedy: str, place: ConversationDifference | None = None, **figures: Any
     ) -> None:
         super().__init__(fact)
-        self.finding = Finding(fact, (), figures, "FAIL", remedy, place)
+        self.finding = RuleResult(fact, (), figures, "FAIL", remedy, place)
 
 
 class RuleSkipped(Exception):
     """A rule cannot be applied; the message is the reason."""
 
 
-def check_rule(name: str, rule: Callable[[Any], Finding], subject: Any) -> Finding:
+def check_rule(name: str, rule: Callable[[Any], RuleResult], subject: Any) -> RuleResult:
     """Check a rule; never raises."""
     try:
         found = rule(subject)
     except RuleSkipped as reason:
-        found = Finding(str(reason), status="skipped")
+        found = RuleResult(str(reason), status="skipped")
     except RuleFailed as failure:
         found = failure.finding
     except Exception as error:
         # The boundary to third-party models, tokenizers and templates.
         text = str(error).strip() or "no message"
-        found = Finding(
+        found = RuleResult(
             f"{type(error).__name__}: {text.splitlines()[0][:300]}", status="FAIL",
             remedy="the code of the model, tokenizer or template failed; try it with transformers "
             "alone",

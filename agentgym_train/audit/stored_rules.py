@@ -13,8 +13,8 @@ from agentgym_env.trajectory import Tokens, Trajectory
 from agentgym_train.audit.episodes import trained_spans
 from agentgym_train.audit.rules import (
     ConversationDifference,
-    Finding,
     RuleFailed,
+    RuleResult,
     RuleSkipped,
     first_difference,
     text_place,
@@ -35,7 +35,7 @@ _OTHER = (
 )
 
 
-def stored_episodes(subject: AuditedModel) -> Finding:
+def stored_episodes(subject: AuditedModel) -> RuleResult:
     """The stored tokens are those of the stored episodes."""
     stored = subject.stored
     if stored is None:
@@ -60,7 +60,7 @@ def stored_episodes(subject: AuditedModel) -> Finding:
     if rows > total - without:
         text += f", in {rows} rows because of context resets,"
     notes = [f"{without} of {total} stored episodes have no tokens and are not checked"]
-    return Finding(f"{text} have the tokens of their texts", notes if without else ())
+    return RuleResult(f"{text} have the tokens of their texts", notes if without else ())
 
 
 def tokenized_again(

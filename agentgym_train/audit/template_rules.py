@@ -12,8 +12,8 @@ from datetime import datetime
 from agentgym_train.audit.episodes import OBSERVATIONS, PLAIN
 from agentgym_train.audit.rules import (
     ConversationDifference,
-    Finding,
     RuleFailed,
+    RuleResult,
     RuleSkipped,
     first_difference,
     text_place,
@@ -35,7 +35,7 @@ _ACTIONS = ("plain", "an empty observation")
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
-def chat(subject: AuditedModel) -> Finding:
+def chat(subject: AuditedModel) -> RuleResult:
     """Agentgym supports the template, which renders every message once, and one BOS token."""
     if subject.chat_error is not None:
         remedy = "use another chat template"
@@ -59,10 +59,10 @@ def chat(subject: AuditedModel) -> Finding:
     if bos is not None and first[:2] == [bos, bos]:
         fact = "the first prompt starts with two BOS tokens"
         raise RuleFailed(fact, "remove the BOS token from the template")
-    return Finding("instruction, observations and replies are rendered once each", notes)
+    return RuleResult("instruction, observations and replies are rendered once each", notes)
 
 
-def append_only(subject: AuditedModel) -> Finding:
+def append_only(subject: AuditedModel) -> RuleResult:
     """Sampled tokens stay unchanged: later turns never change earlier ones."""
     template, rewritten, notes = subject.template, [], []
     compared = {n: turns for n, turns in _TURNS.items() if n in _ACTIONS or not template.tools}
@@ -88,10 +88,10 @@ def append_only(subject: AuditedModel) -> Finding:
     if "  look  " not in spaced:
         notes.append("the template trims replies; agentgym keeps sampled spaces")
     grown = len(compared) - len(rewritten)
-    return Finding(f"{grown} of {len(compared)} conversations are append-only", notes)
+    return RuleResult(f"{grown} of {len(compared)} conversations are append-only", notes)
 
 
-def clock(subject: AuditedModel) -> Finding:
+def clock(subject: AuditedModel) -> RuleResult:
     """A prompt does not change with the time."""
     template = subject.template
     times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
@@ -105,11 +105,11 @@ def clock(subject: AuditedModel) -> Finding:
         )
     if texts[0] != texts[2]:
         text = "the template inserts the date: a run resumed on another day has other prompts"
-        return Finding("equal at any time of the day", [text])
-    return Finding("equal at any time")
+        return RuleResult("equal at any time of the day", [text])
+    return RuleResult("equal at any time")
 
 
-def turn_deltas(subject: AuditedModel) -> Finding:
+def turn_deltas(subject: AuditedModel) -> RuleResult:
     """Appending turn by turn gives the same ids as rendering the whole conversation."""
     compared = 0
     for observation in OBSERVATIONS:
@@ -124,7 +124,7 @@ def turn_deltas(subject: AuditedModel) -> Finding:
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return Finding(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
+    return RuleResult(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
 
 
 def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[int], list[int]]:
@@ -144,7 +144,7 @@ def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[i
     return (expected[-len(delta) :], delta) if subject.kept_reasoning else (expected, found)
 
 
-def end_of_turn(subject: AuditedModel) -> Finding:
+def end_of_turn(subject: AuditedModel) -> RuleResult:
     """The policy can end its turn, and generation stops there."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     if made.end_id not in control:
@@ -161,7 +161,7 @@ def end_of_turn(subject: AuditedModel) -> Finding:
             "remove it from the model's generation_config",
             subject.place("a turn with reasoning", stop, reasoning, reasoning[: stop + 1]),
         )
-    return Finding(f"a turn ends with {control[made.end_id]}; sampling stops at {names}")
+    return RuleResult(f"a turn ends with {control[made.end_id]}; sampling stops at {names}")
 
 
 def _reasoning_ids(subject: AuditedModel) -> list[int]:
@@ -177,7 +177,7 @@ def _reasoning_ids(subject: AuditedModel) -> list[int]:
     return template.ids(whole[len(prompt) :].partition("XREPLYX")[0])
 
 
-def demonstrations(subject: AuditedModel) -> Finding:
+def demonstrations(subject: AuditedModel) -> RuleResult:
     """A demonstrated action is trained in the form that the template gives it."""
     made, template = subject.require_chat(), subject.template
     action = "get 2 Oak logs"
@@ -195,10 +195,10 @@ def demonstrations(subject: AuditedModel) -> Finding:
             "the text that they were made of",
             text_place(f"the action {action!r}", whole[len(before) :], found),
         )
-    return Finding(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
+    return RuleResult(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
 
 
-def observation_text(subject: AuditedModel) -> Finding:
+def observation_text(subject: AuditedModel) -> RuleResult:
     """An environment's text cannot end a turn or forge a reply."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
@@ -233,10 +233,10 @@ def observation_text(subject: AuditedModel) -> Finding:
     if single:
         text = ", ".join(single[:6])
         notes.append(f"{len(single)} added tokens that are not special remain one token: {text}")
-    return Finding(f"{len(added) - len(single)} names are tokenized as plain text", notes)
+    return RuleResult(f"{len(added) - len(single)} names are tokenized as plain text", notes)
 
 
-RULES: Mapping[str, Callable[[AuditedModel], Finding]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RuleResult]] = {
     "chat": chat,
     "append-only": append_only,
     "clock": clock,

@@ -18,7 +18,7 @@ from agentgym_env.run_lock import folder_lock, is_unused
 from agentgym_env.run_store import BrokenLine, RunStore, move_aside, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.checks import Count, Positive, Settings
+from agentgym_train.config.checks import Count, Positive, Settings, Share
 from agentgym_train.config.options import settings_of
 from agentgym_train.config.policy import HORIZON, PolicyConfig
 from agentgym_train.rollout.actors import draw_seed
@@ -160,6 +160,15 @@ class Evaluation(Settings):
     """Only this many tasks; 0 is no limit."""
     per_category: Count = 0
     """Only this many tasks of each category; 0 is no limit."""
+    published: dict[str, Share] = field(default_factory=dict)
+    """Success elsewhere by name, such as a model of a paper."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks below the table, such as differences from the published evaluation."""
+
+    @property
+    def key(self) -> str:
+        """Its folder, and what `{name}` stands for."""
+        return evaluation_key(self.name)
 
     def runner(self, concurrency: int, token: str | None = None) -> RolloutRunner:
         """A runner of its environment, which starts a local server if there is no other.
@@ -299,6 +308,11 @@ def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
     """Raise `ConfigError` if no policy has this label."""
     if baseline is not None and baseline not in labels:
         raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
+
+
+def evaluation_key(name: str) -> str:
+    """The folder of a suite's evaluation with this name."""
+    return label_file_name(name).lower().replace(".", "-")
 
 
 def digest_folder(name: str, values: Mapping[str, Any]) -> Path:

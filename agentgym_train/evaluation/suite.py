@@ -23,7 +23,7 @@ from agentgym_env.errors import (
 from agentgym_env.printable import one_line
 from agentgym_env.registry import full_id
 from agentgym_env.run_lock import folder_lock, is_unused
-from agentgym_train.config.checks import Settings, Share, converted_value
+from agentgym_train.config.checks import Settings, converted_value
 from agentgym_train.config.read import read_values
 from agentgym_train.evaluation.charts import bar_chart
 from agentgym_train.evaluation.plan import (
@@ -32,6 +32,7 @@ from agentgym_train.evaluation.plan import (
     Evaluation,
     digest_folder,
     eval_store,
+    evaluation_key,
     label_file_name,
 )
 from agentgym_train.evaluation.play import play_policies
@@ -60,25 +61,10 @@ _NO_EXPERT: Final = "there is no expert for these tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry(Evaluation):
-    """One evaluation of a suite: what is evaluated, and what the table shows beside it."""
-
-    published: dict[str, Share] = field(default_factory=dict)
-    """Success elsewhere by name, such as a model of a paper."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks below the table, such as differences from the published evaluation."""
-
-    @property
-    def key(self) -> str:
-        """Its folder, and what `{name}` stands for."""
-        return _key(self.name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite(Settings):
     """What a suite's file contains."""
 
-    evaluations: list[Entry] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Remarks below the table that are about the whole suite."""
 
@@ -87,7 +73,7 @@ class Suite(Settings):
 class Result:
     """What one evaluation of a suite found."""
 
-    entry: Entry
+    entry: Evaluation
     not_run: str = ""
     """Why it was not run; empty if it was."""
     split: str = ""
@@ -182,7 +168,7 @@ def with_options(suite: Suite, env_kwargs: Mapping[str, Any], **options: int | N
     `env_kwargs` are by name of the evaluation. Raises `ConfigError` for another name.
     """
     entries = list(suite.evaluations)
-    by_key = {_key(str(name)): kwargs for name, kwargs in env_kwargs.items()}
+    by_key = {evaluation_key(str(name)): kwargs for name, kwargs in env_kwargs.items()}
     keys = [entry.key for entry in entries]
     if not all(key in keys and isinstance(kwargs, Mapping) for key, kwargs in by_key.items()):
         raise ConfigError(
@@ -268,12 +254,7 @@ def suite_grid(plan: SuitePlan, results: Sequence[Result]) -> tuple[Grid, list[s
     return Grid(title, header, rows), [*notes, *plan.suite.notes]
 
 
-def _key(name: str) -> str:
-    """The folder of an evaluation with this name."""
-    return label_file_name(name).lower().replace(".", "-")
-
-
-def _planned(plan: SuitePlan, entry: Entry) -> EvalPlan | str:
+def _planned(plan: SuitePlan, entry: Evaluation) -> EvalPlan | str:
     """What an evaluation plays, or why it cannot be run here.
 
     Raises `ConfigError` for wrong settings.
@@ -292,7 +273,13 @@ def _planned(plan: SuitePlan, entry: Entry) -> EvalPlan | str:
 
 
 def _play(
-    plan: SuitePlan, entry: Entry, found: EvalPlan, path: Path, console: Console, *, fresh: bool
+    plan: SuitePlan,
+    entry: Evaluation,
+    found: EvalPlan,
+    path: Path,
+    console: Console,
+    *,
+    fresh: bool,
 ) -> Result:
     missing, played = plan.policies[entry.key].missing, {p.label for p in found.policies}
     skipped = {label: missing.get(label, _NO_EXPERT) for label in plan.labels}

@@ -16,7 +16,7 @@ from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit as check
 from agentgym_train.audit import printing
-from agentgym_train.audit.rules import ConversationDifference, Finding
+from agentgym_train.audit.rules import ConversationDifference, RuleResult
 from agentgym_train.cli.audit import audit as audit_command
 from examples.small_models import small_policy
 from tests.train.auditing import QUICK, RULES, failed, findings, subject_with
@@ -147,7 +147,7 @@ def test_terminal_escapes_are_shown_as_text():
     with (console := Console(record=True, force_terminal=False, width=10_000)).capture() as said:
         printing.print_spans(console, subject, 10)
         place = ConversationDifference("x", 1, [1], [2], hostile, hostile)
-        printing.print_finding(console, Finding(hostile, [hostile], status="FAIL", place=place))
+        printing.print_finding(console, RuleResult(hostile, [hostile], status="FAIL", place=place))
     assert "\\x1b[31mred" in said.get()
     assert "\x1b" not in said.get() and "\x07" not in said.get() and "\u202e" not in said.get()
 
