@@ -87,13 +87,10 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            **asdict(self.entry), "not_run": self.not_run or None, "tasks": self.tasks,
-            "split": self.split or self.entry.split, "notes": list(self.notes),
-            "skipped": dict(self.skipped),
-            "reports": {label: report.as_dict() for label, report in self.reports.items()},
-            "unsolved": {label: list(tasks) for label, tasks in self.unsolved.items()},
-        }  # fmt: skip
+        own = asdict(self)
+        entry = own.pop("entry")
+        named = {"not_run": self.not_run or None, "split": self.split or self.entry.split}
+        return {**entry, **own, **named}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

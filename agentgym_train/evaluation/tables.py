@@ -139,7 +139,7 @@ def as_csv(reports: Reports) -> str:
     for label, report in reports.items():
         parts = {} if list(report.categories) == ["all"] else report.categories
         for category, part in {"": report, **parts}.items():
-            row = {"policy": _no_formula(label), "category": _no_formula(category)}
+            row: dict[str, Any] = {"policy": _no_formula(label), "category": _no_formula(category)}
             for name, value in asdict(part).items():
                 if name == "pass_at_k":
                     row |= {f"pass_at_{k}": each for k, each in enumerate(value, 1)}

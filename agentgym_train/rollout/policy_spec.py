@@ -143,6 +143,10 @@ class PolicySpec:
             finally:
                 run(policy.close())
 
+    def used(self) -> dict[str, int]:
+        """The endpoint's token and request counts so far, including failed requests."""
+        return {} if self._endpoint is None else asdict(self._endpoint.usage)
+
     def _policy(self, instruction: str, tools: Sequence[ToolSpec]) -> Policy:
         """Load the model, or connect to its server."""
         if self.name.kind == "vllm":

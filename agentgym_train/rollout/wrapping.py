@@ -337,18 +337,18 @@ def _what_is_wrong(env: gymnasium.Env[Any, Any], names: Sequence[str], result: A
     if not isinstance(result, tuple) or len(result) != len(names):
         found = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"{result!r:.80}"
         return f"{found}; return ({', '.join(names)})"
-    found = dict(zip(names, result, strict=True))
+    values = dict(zip(names, result, strict=True))
     # Between two wrappers, another type is possible if the inner one declares another space.
-    if isinstance(env.observation_space, _TEXT) and not isinstance(found["observation"], str):
-        return f"an observation of type {type(found['observation']).__name__}; return a str"
-    if not isinstance(found["info"], Mapping):
-        return f"an info of type {type(found['info']).__name__}; return a dict"
-    reward = found.get("reward", 0.0)
+    if isinstance(env.observation_space, _TEXT) and not isinstance(values["observation"], str):
+        return f"an observation of type {type(values['observation']).__name__}; return a str"
+    if not isinstance(values["info"], Mapping):
+        return f"an info of type {type(values['info']).__name__}; return a dict"
+    reward = values.get("reward", 0.0)
     if not isinstance(reward, SupportsFloat) or not math.isfinite(float(reward)):
         return f"the reward {reward!r:.80}; return a finite number"
     for name in ("terminated", "truncated"):
-        if not isinstance(found.get(name, False), int | np.bool_):
-            return f"{name} {found[name]!r:.80}; return a bool"
+        if not isinstance(values.get(name, False), int | np.bool_):
+            return f"{name} {values[name]!r:.80}; return a bool"
     return ""
 
 
