@@ -390,6 +390,8 @@ def run_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
+    if shutil.which("git") is None:
+        return None
     done = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from agentgym_env.run_store import RunStore, readable_files
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
 from agentgym_train.audit import model_rules, stored_rules, template_rules
-from agentgym_train.audit.rules import RulePassed, RuleResult, check_rule
+from agentgym_train.audit.rules import RuleResult, check_rule
 from agentgym_train.audit.subject import AuditedModel, StoredRun
 from agentgym_train.config.files import local_path
 from agentgym_train.config.policy import AuditSettings, PolicyConfig
@@ -27,10 +26,10 @@ from agentgym_train.models.folders import is_model
 from agentgym_train.models.loading import load_policy
 from agentgym_train.rollout.agent import format_of
 
-RULES: Final[Mapping[str, Callable[[AuditedModel], RulePassed]]] = {
+RULES: Final[Mapping[str, Callable[[AuditedModel], RuleResult]]] = {
     **template_rules.RULES,
     **model_rules.RULES,
-    **stored_rules.RULES,
+    "stored episodes": stored_rules.stored_episodes,
 }
 """Name -> rule, in their order."""
 
@@ -85,39 +84,27 @@ def _subject_of_run(path: Path, dtype: str, changes: dict[str, Any], trusted: bo
         names = {name: v for name, v in names.items() if name.partition(".")[0] != "agent"}
     require_trust(f"{path}/run.json", names, trusted=trusted)
     config = stored_config(path, values, config_from)
-    source, version = _weights(store, config)
+    source = _weights(store, config)
     trajectories = _trajectories(store)
-    instruction = _instruction(config, trajectories)
     values = {
         **{f.name: getattr(config, f.name) for f in fields(PolicyConfig)},
-        "instruction": instruction,
+        "instruction": _instruction(config, trajectories),
         "action_format": config.form.name,
         "agent": "plain",
         "seed": config.seed,
-        "trainer_args": {
-            key: value for key, value in config.trainer_args.items() if key in _SCORING
-        },
+        "trainer_args": {k: v for k, v in config.trainer_args.items() if k in _SCORING},
     }
     model, tokenizer = load_policy(source, dtype)
-    return AuditedModel(
-        source,
-        model,
-        tokenizer,
-        replace(AuditSettings(), **{**values, **changes}),
-        stored=StoredRun(config, trajectories, version),
-    )
+    settings = replace(AuditSettings(), **{**values, **changes})
+    return AuditedModel(source, model, tokenizer, settings, stored=StoredRun(config, trajectories))
 
 
-def _weights(store: RunStore, config: RLConfig) -> tuple[str, int | None]:
-    """(location of the run's newest weights, their version)."""
-    final = store.path / "model"
-    if is_model(final):
-        return str(final), config.steps
+def _weights(store: RunStore, config: RLConfig) -> str:
+    """The location of the run's newest weights."""
+    if is_model(store.path / "model"):
+        return str(store.path / "model")
     last = get_last_checkpoint(str(store.checkpoints)) if store.checkpoints.is_dir() else None
-    if last is not None:
-        number = re.search(r"\d+$", last)
-        return last, int(number[0]) if number else None
-    return config.model, 0
+    return last or config.model
 
 
 def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:

@@ -1,9 +1,9 @@
-"""What a rule of an audit returns or raises, and the finding made of it; imports no models."""
+"""The findings of an audit's rules; imports no models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 _AROUND = 24
@@ -25,70 +25,54 @@ class ConversationDifference:
     found: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RuleResult:
+    """What a rule returns; `check_rule` adds its name."""
+
+    detail: str
+    notes: Sequence[str] = ()
+    """Notes that are not failures."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    status: Literal["pass", "FAIL", "skipped"] = "pass"
+    remedy: str = ""
+    """What to do with the model, template or data."""
+    place: ConversationDifference | None = None
+    rule: str = ""
+    proves: str = ""
+    """The first line of the rule's docstring."""
+
+
 class RuleFailed(Exception):
-    """A rule failed. `remedy` tells users what to do with their model, template or data."""
+    """A rule failed."""
 
     def __init__(
         self, fact: str, remedy: str, place: ConversationDifference | None = None, **figures: Any
     ) -> None:
         super().__init__(fact)
-        self.fact = fact
-        self.remedy = remedy
-        self.place = place
-        self.figures = figures
+        self.finding = RuleResult(fact, (), figures, "FAIL", remedy, place)
 
 
 class RuleSkipped(Exception):
     """A rule cannot be applied; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class RulePassed:
-    """A rule passed."""
-
-    detail: str
-    notes: Sequence[str] = ()
-    """Notes that are not failures."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RuleResult:
-    """The result of one rule."""
-
-    rule: str
-    proves: str
-    """The first line of the rule's docstring."""
-    status: Literal["pass", "FAIL", "skipped"]
-    detail: str
-    remedy: str = ""
-    notes: Sequence[str] = ()
-    place: ConversationDifference | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_rule(name: str, rule: Callable[[Any], RulePassed], subject: Any) -> RuleResult:
+def check_rule(name: str, rule: Callable[[Any], RuleResult], subject: Any) -> RuleResult:
     """Check a rule; never raises."""
-    proves = str(rule.__doc__).partition("\n")[0]
     try:
-        passed = rule(subject)
+        found = rule(subject)
     except RuleSkipped as reason:
-        return RuleResult(name, proves, "skipped", str(reason))
-    except RuleFailed as drift:
-        return RuleResult(
-            name, proves, "FAIL", drift.fact, drift.remedy, place=drift.place, figures=drift.figures
-        )
+        found = RuleResult(str(reason), status="skipped")
+    except RuleFailed as failure:
+        found = failure.finding
     except Exception as error:
         # The boundary to third-party models, tokenizers and templates.
         text = str(error).strip() or "no message"
-        fact = f"{type(error).__name__}: {text.splitlines()[0][:300]}"
-        remedy = (
-            "the code of the model, tokenizer or template failed; try it with transformers alone"
-        )
-        return RuleResult(name, proves, "FAIL", fact, remedy)
-    return RuleResult(
-        name, proves, "pass", passed.detail, notes=passed.notes, figures=passed.figures
-    )
+        found = RuleResult(
+            f"{type(error).__name__}: {text.splitlines()[0][:300]}", status="FAIL",
+            remedy="the code of the model, tokenizer or template failed; try it with transformers "
+            "alone",
+        )  # fmt: skip
+    return replace(found, rule=name, proves=str(rule.__doc__).partition("\n")[0])
 
 
 def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | None:
@@ -102,6 +86,5 @@ def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | Non
 def text_place(where: str, expected: str, found: str) -> ConversationDifference:
     """The place of the first difference between two texts."""
     at = first_difference(expected, found) or 0
-    start = max(0, at - _AROUND)
-    end = at + _AROUND
-    return ConversationDifference(where, None, (), (), expected[start:end], found[start:end])
+    around = slice(max(0, at - _AROUND), at + _AROUND)
+    return ConversationDifference(where, expected=expected[around], found=found[around])

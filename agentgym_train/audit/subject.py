@@ -16,7 +16,7 @@ from agentgym_train.config.rl import RLConfig
 from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.engines.hf.engine import HFEngine
 from agentgym_train.models.loading import end_ids
-from agentgym_train.models.positions import lowered, positions_of
+from agentgym_train.models.positions import positions_of, within
 from agentgym_train.rollout.chat import Chat, TemplateRewritesHistory, chat_of, rendered
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.tool_syntaxes import call_id
@@ -26,13 +26,11 @@ _MARK = "XMARKX"
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """The stored episodes of a run, and the version of the audited model."""
+    """The stored episodes of a run."""
 
     config: RLConfig
     trajectories: dict[str, Sequence[Trajectory]]
     """Episodes by file name."""
-    version: int | None
-    """Weight version of the audited model; None if unknown."""
 
 
 class TemplateRenderer:
@@ -122,11 +120,11 @@ class AuditedModel:
         engine: GenerationEngine | None = None,
         stored: StoredRun | None = None,
     ) -> None:
+        """Raises `ConfigError` if `max_tokens` was set above the model's positions."""
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
-        # A rule reports a max_tokens that was set above them.
-        self.settings = settings = lowered(settings, positions_of(model.config))
+        self.settings = settings = within(settings, positions_of(model.config))
         self.stored = stored
         self._engine = engine
         self.instruction = settings.system_prompt()

@@ -13,7 +13,7 @@ from agentgym_train.audit.episodes import OBSERVATIONS, PLAIN
 from agentgym_train.audit.rules import (
     ConversationDifference,
     RuleFailed,
-    RulePassed,
+    RuleResult,
     RuleSkipped,
     first_difference,
     text_place,
@@ -35,8 +35,8 @@ _ACTIONS = ("plain", "an empty observation")
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
 
 
-def chat(subject: AuditedModel) -> RulePassed:
-    """Agentgym supports the template, which renders every message once."""
+def chat(subject: AuditedModel) -> RuleResult:
+    """Agentgym supports the template, which renders every message once, and one BOS token."""
     if subject.chat_error is not None:
         remedy = "use another chat template"
         if subject.kept_reasoning:
@@ -54,10 +54,15 @@ def chat(subject: AuditedModel) -> RulePassed:
                 f"the template renders {part[:40]!r} {opening.count(part)} times, not once",
                 "use a template that renders each message once",
             )
-    return RulePassed("instruction, observations and replies are rendered once each", notes)
+    bos, first = subject.tokenizer.bos_token_id, subject.require_chat().start(PLAIN)
+    # In later positions it may start a turn, as in SmolLM2.
+    if bos is not None and first[:2] == [bos, bos]:
+        fact = "the first prompt starts with two BOS tokens"
+        raise RuleFailed(fact, "remove the BOS token from the template")
+    return RuleResult("instruction, observations and replies are rendered once each", notes)
 
 
-def append_only(subject: AuditedModel) -> RulePassed:
+def append_only(subject: AuditedModel) -> RuleResult:
     """Sampled tokens stay unchanged: later turns never change earlier ones."""
     template, rewritten, notes = subject.template, [], []
     compared = {n: turns for n, turns in _TURNS.items() if n in _ACTIONS or not template.tools}
@@ -83,10 +88,10 @@ def append_only(subject: AuditedModel) -> RulePassed:
     if "  look  " not in spaced:
         notes.append("the template trims replies; agentgym keeps sampled spaces")
     grown = len(compared) - len(rewritten)
-    return RulePassed(f"{grown} of {len(compared)} conversations are append-only", notes)
+    return RuleResult(f"{grown} of {len(compared)} conversations are append-only", notes)
 
 
-def clock(subject: AuditedModel) -> RulePassed:
+def clock(subject: AuditedModel) -> RuleResult:
     """A prompt does not change with the time."""
     template = subject.template
     times = [datetime(2031, 1, 2, 3, 4, 5), datetime(2031, 1, 2, 23, 14, 25), datetime(2032, 2, 3)]
@@ -100,32 +105,11 @@ def clock(subject: AuditedModel) -> RulePassed:
         )
     if texts[0] != texts[2]:
         text = "the template inserts the date: a run resumed on another day has other prompts"
-        return RulePassed("equal at any time of the day", [text])
-    return RulePassed("equal at any time")
+        return RuleResult("equal at any time of the day", [text])
+    return RuleResult("equal at any time")
 
 
-def first_prompt(subject: AuditedModel) -> RulePassed:
-    """The prompt ends exactly where the template expects the policy's reply."""
-    template, found = subject.template, subject.require_chat().start(PLAIN)
-    bos = subject.tokenizer.bos_token_id
-    # In later positions it may start a turn, as in SmolLM2.
-    if bos is not None and found[:2] == [bos, bos]:
-        raise RuleFailed(
-            "the first prompt starts with two BOS tokens",
-            "remove the BOS token from the template",
-        )
-    prompt = template.render(template.opening(PLAIN))
-    closed = template.render([*template.opening(PLAIN), template.reply("look")], False)
-    if not closed.startswith(prompt) and not subject.kept_reasoning:
-        raise RuleFailed(
-            "a reply does not follow the generation prompt directly",
-            _KEEP,
-            text_place("first reply", prompt, closed),
-        )
-    return RulePassed(f"{len(found)} ids, ending in {subject.decode(found[-3:])!r}")
-
-
-def turn_deltas(subject: AuditedModel) -> RulePassed:
+def turn_deltas(subject: AuditedModel) -> RuleResult:
     """Appending turn by turn gives the same ids as rendering the whole conversation."""
     compared = 0
     for observation in OBSERVATIONS:
@@ -140,7 +124,7 @@ def turn_deltas(subject: AuditedModel) -> RulePassed:
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return RulePassed(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
+    return RuleResult(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
 
 
 def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[int], list[int]]:
@@ -160,7 +144,7 @@ def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[i
     return (expected[-len(delta) :], delta) if subject.kept_reasoning else (expected, found)
 
 
-def end_of_turn(subject: AuditedModel) -> RulePassed:
+def end_of_turn(subject: AuditedModel) -> RuleResult:
     """The policy can end its turn, and generation stops there."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     if made.end_id not in control:
@@ -168,14 +152,6 @@ def end_of_turn(subject: AuditedModel) -> RulePassed:
             f"the end-of-turn token, id {made.end_id}, is not a special token",
             "mark it as special in the tokenizer, or use a template with an end-of-turn token",
         )
-    notes = []
-    if made.end_id not in subject.end_ids:
-        end = control[made.end_id]
-        notes.append(f"the model's generation_config does not stop at {end}; agentgym does")
-    ignored = [i for i in subject.end_ids if i not in made.stop_ids]
-    if ignored:
-        text = ", ".join(f"{i} ({subject.decode([i])!r})" for i in ignored)
-        notes.append(f"ends of the generation_config that are ordinary tokens are ignored: {text}")
     names = ", ".join(f"{control.get(i, '?')} ({i})" for i in made.stop_ids)
     reasoning = _reasoning_ids(subject)
     stop = next((number for number, i in enumerate(reasoning) if i in made.stop_ids), None)
@@ -185,7 +161,7 @@ def end_of_turn(subject: AuditedModel) -> RulePassed:
             "remove it from the model's generation_config",
             subject.place("a turn with reasoning", stop, reasoning, reasoning[: stop + 1]),
         )
-    return RulePassed(f"a turn ends with {control[made.end_id]}; sampling stops at {names}", notes)
+    return RuleResult(f"a turn ends with {control[made.end_id]}; sampling stops at {names}")
 
 
 def _reasoning_ids(subject: AuditedModel) -> list[int]:
@@ -201,7 +177,7 @@ def _reasoning_ids(subject: AuditedModel) -> list[int]:
     return template.ids(whole[len(prompt) :].partition("XREPLYX")[0])
 
 
-def demonstrations(subject: AuditedModel) -> RulePassed:
+def demonstrations(subject: AuditedModel) -> RuleResult:
     """A demonstrated action is trained in the form that the template gives it."""
     made, template = subject.require_chat(), subject.template
     action = "get 2 Oak logs"
@@ -219,10 +195,10 @@ def demonstrations(subject: AuditedModel) -> RulePassed:
             "the text that they were made of",
             text_place(f"the action {action!r}", whole[len(before) :], found),
         )
-    return RulePassed(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
+    return RuleResult(f"an action is trained as {found + subject.decode(ids[-1:])!r}", notes)
 
 
-def observation_text(subject: AuditedModel) -> RulePassed:
+def observation_text(subject: AuditedModel) -> RuleResult:
     """An environment's text cannot end a turn or forge a reply."""
     made, control = subject.require_chat(), subject.template.control_tokens()
     added = {token: int(i) for token, i in subject.tokenizer.get_added_vocab().items() if token}
@@ -257,14 +233,13 @@ def observation_text(subject: AuditedModel) -> RulePassed:
     if single:
         text = ", ".join(single[:6])
         notes.append(f"{len(single)} added tokens that are not special remain one token: {text}")
-    return RulePassed(f"{len(added) - len(single)} names are tokenized as plain text", notes)
+    return RuleResult(f"{len(added) - len(single)} names are tokenized as plain text", notes)
 
 
-RULES: Mapping[str, Callable[[AuditedModel], RulePassed]] = {
+RULES: Mapping[str, Callable[[AuditedModel], RuleResult]] = {
     "chat": chat,
     "append-only": append_only,
     "clock": clock,
-    "first prompt": first_prompt,
     "turn deltas": turn_deltas,
     "end of turn": end_of_turn,
     "demonstrations": demonstrations,

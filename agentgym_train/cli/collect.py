@@ -13,7 +13,7 @@ from agentgym_env.cli.options import TokenFile, check_folder_name, server_token,
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions, settings_of
 from agentgym_train.config.policy import CollectConfig
-from agentgym_train.rollout.policy_name import POLICIES
+from agentgym_train.rollout.policy_spec import POLICIES
 
 _OPTIONS: Final = SettingsOptions(
     CollectConfig, without=("keep", "method", "dtype"), required={"model": f"{POLICIES}."}

@@ -32,8 +32,7 @@ from agentgym_train.evaluation.plan import (
     check_baseline,
     eval_store,
 )
-from agentgym_train.rollout.policy_name import POLICIES, PolicyName
-from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.policy_spec import POLICIES, PolicyName, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
 _EPISODES: Final = SettingsOptions(Evaluation, without=("name",))
@@ -162,8 +161,8 @@ def evaluate(
         raise ConfigError("name an environment with --env, or a file of several with --suite")
     token = server_token(token_file, has_server=bool(evaluation.servers))
     with evaluation.runner(concurrency, token) as runner:
-        plan = evaluation.plan(runner, found.settings, found.plans, seed)
-        _carry_out(plan, found.specs, runner, out, fresh, baseline, json_path)
+        plan = evaluation.plan(runner, found.settings, found.found, seed)
+        _carry_out(plan, runner, out, fresh, baseline, json_path)
 
 
 def _run_suite(
@@ -192,7 +191,6 @@ def _run_suite(
 
 def _carry_out(
     plan: EvalPlan,
-    specs: Mapping[str, PolicySpec],
     rollout_runner: RolloutRunner,
     out: Path | None,
     fresh: bool,
@@ -208,7 +206,7 @@ def _carry_out(
     path = out or plan.folder()
     with eval_store(path, plan, fresh=fresh) as store:
         with _resumable(path):
-            played = play_policies(store, plan, rollout_runner, specs, console)
+            played = play_policies(store, plan, rollout_runner, console)
         kept, lost = without_lost(played)
         if baseline in lost:
             raise ConfigError(f"the baseline {baseline} has no result: {lost[baseline]}")

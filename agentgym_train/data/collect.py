@@ -29,8 +29,7 @@ from agentgym_train.data.formats import describe_broken
 from agentgym_train.data.tokenize import sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.policy_name import check_agent, parse_policy
-from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.policy_spec import PolicySpec, check_agent, parse_policy
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.run_episode import EpisodeActor, EpisodeActorFactory
 from agentgym_train.rollout.runner import RolloutRunner, live_status

@@ -1,13 +1,12 @@
-"""Charts of success as PNG, with matplotlib."""
+"""Charts of success as PNG, with matplotlib if it is installed."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
-
-from matplotlib.figure import Figure
 
 from agentgym_env.printable import one_line
 from agentgym_train.evaluation.statistics import Bar
@@ -22,12 +21,17 @@ def bar_chart(
     title: str,
     path: Path,
     published: Collection[str] = (),
-) -> None:
+) -> str:
     """Draw success in groups, with a bar per row: `rows[label][i]` is that of `groups[i]`.
 
     Rows in `published` are hatched in grey, without intervals. A bar of 0 has a 0 in its place; one
-    that is None, because there is no result, is left out.
+    that is None, because there is no result, is left out. Returns what follows the names of the
+    other files of an evaluation.
     """
+    if find_spec("matplotlib") is None:
+        return " (a chart needs matplotlib: pip install matplotlib)"
+    from matplotlib.figure import Figure
+
     thick = 0.84 / len(rows)
     height = 1.8 + len(groups) * max(0.45, 0.22 * len(rows))
     figure = Figure(figsize=(8, height), layout="constrained")
@@ -68,6 +72,7 @@ def bar_chart(
         # A name may be in a script that the font lacks, which draws boxes instead.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(path, dpi=130)
+    return ", .png"
 
 
 def _plain(text: str) -> str:

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from agentgym_env.errors import ConfigError, UnknownEnvironment
 from agentgym_env.registry import full_id
-from agentgym_env.run_lock import LOCK_FILE, folder_lock, is_unused
-from agentgym_env.run_store import BrokenLine, RunStore, move_aside
+from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_env.run_store import BrokenLine, RunStore, move_aside, run_metadata
 from agentgym_env.text_env import TaskSet
 from agentgym_env.wrappers import WrapperSpec
-from agentgym_train.config.checks import Count, Positive, Settings
+from agentgym_train.config.checks import Count, Positive, Settings, Share
 from agentgym_train.config.options import settings_of
 from agentgym_train.config.policy import HORIZON, PolicyConfig
 from agentgym_train.rollout.actors import draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.policy_name import PolicyName, check_agent, label_of, parse_labelled
-from agentgym_train.rollout.policy_spec import PolicySpec
+from agentgym_train.rollout.policy_spec import (
+    PolicyName,
+    PolicySpec,
+    check_agent,
+    label_of,
+    parse_labelled,
+)
 from agentgym_train.rollout.runner import RolloutRunner
 
 DEFAULT_SPLIT: Final = "test"
 """The split of an evaluation that names none."""
-
-FOLDER: Final = Path("runs/eval")
 
 NAME: Final = "{name}"
 """Stands for the name of an evaluation in a suite's policies."""
@@ -49,23 +50,26 @@ class Candidate:
 
     label: str
     """Its name in tables."""
-    policy: str
     file: str
     """Its episodes are in `trajectories/FILE.jsonl`."""
+    spec: PolicySpec
     weights: str = ""
     """The digest of a model's folder, which changes when the model is trained."""
 
+    def as_dict(self) -> dict[str, str]:
+        """What identifies it, as plain values."""
+        own = {"label": self.label, "policy": str(self.spec.name)}
+        return {**own, "file": self.file, "weights": self.weights}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """The policies of one evaluation."""
 
     settings: PolicyConfig
     """The settings that they share; each has its own model."""
-    plans: Sequence[Candidate]
-    specs: Mapping[str, PolicySpec]
-    """By label."""
-    missing: Mapping[str, str] = field(default_factory=dict)
+    found: Sequence[Candidate]
+    missing: Mapping[str, str]
     """Label -> why it cannot be run."""
 
 
@@ -92,7 +96,7 @@ class CandidateOptions:
         cannot be run is listed under `missing`.
         """
         settings, no_settings = self._settings(env, name)
-        named: list[tuple[str, PolicyName]] = []
+        found: list[Candidate] = []
         missing: dict[str, str] = {}
         for label, text in zip(self.labels, self.texts, strict=True):
             try:
@@ -103,14 +107,21 @@ class CandidateOptions:
                 if not name or (NAME not in text and not no_settings):
                     raise
                 missing[label] = str(error)
-            else:
-                named.append((label, policy))
+                continue
+            if any(label == other.label for other in found):
+                raise ConfigError(
+                    f"two policies have the label {label!r}; set another one: --policy "
+                    f"LABEL={policy}"
+                )
+            spec, taken = self.spec(policy, settings), {other.file.lower() for other in found}
+            file = base = label_file_name(label)
+            number = 2
+            while file.lower() in taken:
+                file, number = f"{base}-{number}", number + 1
+            found.append(Candidate(label, file, spec, policy.weights()))
         if not missing:
-            check_agent(settings.agent, (policy for _, policy in named))
-        specs = {label: self.spec(policy, settings) for label, policy in named}
-        return Candidates(
-            settings=settings, plans=_policy_plans(named), specs=specs, missing=missing
-        )
+            check_agent(settings.agent, (policy.spec.name for policy in found))
+        return Candidates(settings, found, missing)
 
     def _settings(self, env: str, name: str) -> tuple[PolicyConfig, str]:
         """(the settings, why those of the run are missing)."""
@@ -151,6 +162,15 @@ class Evaluation(Settings):
     """Only this many tasks; 0 is no limit."""
     per_category: Count = 0
     """Only this many tasks of each category; 0 is no limit."""
+    published: dict[str, Share] = field(default_factory=dict)
+    """Success elsewhere by name, such as a model of a paper."""
+    notes: list[str] = field(default_factory=list)
+    """Remarks below the table, such as differences from the published evaluation."""
+
+    @property
+    def key(self) -> str:
+        """Its folder, and what `{name}` stands for."""
+        return evaluation_key(self.name)
 
     def runner(self, concurrency: int, token: str | None = None) -> RolloutRunner:
         """A runner of its environment, which starts a local server if there is no other.
@@ -158,31 +178,41 @@ class Evaluation(Settings):
         Raises `ConfigError` if a running server has another environment.
         """
         runner = RolloutRunner(
-            self.env,
-            self.servers,
-            token=token,
-            env_kwargs=self.env_kwargs,
-            wrappers=self.wrappers,
-            concurrency=concurrency,
-        )
+            self.env, self.servers, token=token, env_kwargs=self.env_kwargs,
+            wrappers=self.wrappers, concurrency=concurrency,
+        )  # fmt: skip
         try:
-            check_served(self.env, runner.card.env)
-        except ConfigError:
+            meant = full_id(self.env)
+        except UnknownEnvironment:
+            meant = self.env  # what runs elsewhere need not be known here
+        if (served := runner.card.env) != meant:
             runner.close()
-            raise
+            raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
         return runner
 
     def chosen(self, known: TaskSet) -> tuple[list[str], str]:
         """(its tasks in order, without repetitions; the name of their split).
 
-        Raises `ConfigError` or `UnknownSplit` for a task or split that the environment lacks.
+        Named tasks must be in the split, unless it is the default; then their own split is
+        returned. Raises `ConfigError` or `UnknownSplit` for a task or split that is not known.
         """
         named = [self.split] if isinstance(self.split, str) else self.split
         if not named:
             raise ConfigError("split is empty; write a split, or leave it out")
-        there = [split for split in named if split in {**known.splits, **known.selections}]
-        split = (there or named)[0]
-        return chosen_tasks(known, self.tasks, split, self.limit or None, self.per_category or None)
+        split = next((s for s in named if s in {**known.splits, **known.selections}), named[0])
+        if not self.tasks:
+            ids = list(known.split(split))
+        else:
+            ids = [task for text in self.tasks for task in _named_tasks(known, text)]
+            ids = list(dict.fromkeys(known.canonical(task) for task in ids))
+            if split == DEFAULT_SPLIT:
+                splits = {known.split_of(task) for task in ids}
+                split = splits.pop() if len(splits) == 1 else _SEVERAL
+            elif outside := sorted(set(ids).difference(known.split(split))):
+                raise ConfigError(f"--tasks: {outside[0]!r} is not in split {split!r}")
+        if not ids:
+            raise ConfigError(f"{'--tasks' if self.tasks else f'split {split!r}'} has no task")
+        return list(_first_tasks(known, ids, self.limit, self.per_category)), split
 
     def plan(
         self,
@@ -192,13 +222,12 @@ class Evaluation(Settings):
         seed: int,
     ) -> EvalPlan:
         """The plan of policies with these settings in the environment of its runner."""
-        tasks, split = self.chosen(rollout_runner.tasks)
+        (tasks, split), card = self.chosen(rollout_runner.tasks), rollout_runner.card
         if settings.instruction is None:
-            settings = replace(settings, instruction=rollout_runner.card.instruction)
+            settings = replace(settings, instruction=card.instruction)
         return EvalPlan(
-            env=rollout_runner.card.env, env_kwargs=self.env_kwargs,
-            env_version=rollout_runner.card.version, split=split, tasks=tasks,
-            samples=self.samples, horizon=self.horizon, seed=seed, policy=settings,
+            env=card.env, env_kwargs=self.env_kwargs, env_version=card.version, split=split,
+            tasks=tasks, samples=self.samples, horizon=self.horizon, seed=seed, policy=settings,
             policies=policies, wrappers=self.wrappers,
         )  # fmt: skip
 
@@ -218,14 +247,15 @@ class EvalPlan:
     seed: int
     policy: PolicyConfig
     """The settings of all policies; each has its own model."""
-    policies: Sequence[Candidate] = field(default_factory=tuple)
+    policies: Sequence[Candidate] = ()
     wrappers: Sequence[WrapperSpec] = ()
     """Gymnasium wrappers of the environment, innermost first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as JSON returns them."""
-        values = asdict(self)
-        policy = values.pop("policy")
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["policies"] = [policy.as_dict() for policy in self.policies]
+        policy = asdict(values.pop("policy"))
         policy["dtype"] = policy.pop("compute_dtype") or "auto"
         del policy["model"]
         plain: dict[str, Any] = json.loads(json.dumps(policy | values))
@@ -233,10 +263,34 @@ class EvalPlan:
 
     def folder(self) -> Path:
         """The default folder of an evaluation; each plan has its own."""
-        whole = json.dumps(self.as_dict(), sort_keys=True).encode()
         world = label_file_name(self.env.rpartition("/")[2].rpartition(":")[2])
-        digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
-        return FOLDER / f"{world}-{label_file_name(self.split)}-{digest}"
+        return digest_folder(f"{world}-{label_file_name(self.split)}", self.as_dict())
+
+    def starts(self, known: TaskSet) -> list[EpisodeSpec]:
+        """`samples` episodes of each task."""
+        return _task_starts(known, self.tasks, self.samples, self.seed, self.split)
+
+    def check_same(self, path: Path) -> None:
+        """Raise `ConfigError` if a folder contains anything but this evaluation."""
+        if not (path / "run.json").is_file():
+            if is_unused(path):
+                return
+            raise ConfigError(f"{path} contains no evaluation; choose another folder")
+        store, now = RunStore.open(path), self.as_dict()
+        run = store.read_json("run.json") or {}
+        if run.get("kind") != _KIND:
+            raise ConfigError(f"{path} contains a run and no evaluation; choose another folder")
+        before = run[_KIND]
+        other = [name for name in now if before.get(name) != now[name]]
+        # Without episodes, its policy could not be loaded.
+        if other and any(path.glob("trajectories/*")):
+            differences = "; ".join(
+                f"{n} is {_shown(n, before.get(n))} there, {_shown(n, now[n])} here" for n in other
+            )
+            raise ConfigError(
+                f"{path} contains another evaluation: {differences}. Choose another folder with "
+                "--out, or move this one aside with --fresh"
+            )
 
 
 def eval_starts(
@@ -248,44 +302,8 @@ def eval_starts(
     per_category: int | None = None,
 ) -> list[EpisodeSpec]:
     """`samples` episodes of each task of a split, or of its first ones; see `_first_tasks`."""
-    ids = _first_tasks(tasks, tasks.split(split), limit, per_category)
-    return task_starts(tasks, ids, samples, seed, split)
-
-
-def chosen_tasks(
-    known: TaskSet,
-    named: Sequence[str] | None,
-    split: str,
-    limit: int | None,
-    per_category: int | None,
-) -> tuple[list[str], str]:
-    """(the tasks in order, without repetitions; the name of their split).
-
-    Named tasks must be in `split`, unless it is the default; then their own split is returned.
-    """
-    if not named:
-        ids = list(known.split(split))
-    else:
-        ids = [task for text in named for task in _named_tasks(known, text)]
-        ids = list(dict.fromkeys(known.canonical(task) for task in ids))
-        if split == DEFAULT_SPLIT:
-            splits = {known.split_of(task) for task in ids}
-            split = splits.pop() if len(splits) == 1 else _SEVERAL
-        elif outside := sorted(set(ids).difference(known.split(split))):
-            raise ConfigError(f"--tasks: {outside[0]!r} is not in split {split!r}")
-    if not ids:
-        raise ConfigError(f"{'--tasks' if named else f'split {split!r}'} has no task")
-    return list(_first_tasks(known, ids, limit, per_category)), split
-
-
-def check_served(wanted: str, served: str) -> None:
-    """Raise `ConfigError` if a running server has another environment than the named one."""
-    try:
-        meant = full_id(wanted)
-    except UnknownEnvironment:
-        meant = wanted  # what runs elsewhere need not be known here
-    if served != meant:
-        raise ConfigError(f"the server serves {served}, not {meant}; use that id or its server")
+    ids = _first_tasks(tasks, tasks.split(split), limit or 0, per_category or 0)
+    return _task_starts(tasks, ids, samples, seed, split)
 
 
 def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
@@ -294,8 +312,42 @@ def check_baseline(labels: Sequence[str], baseline: str | None) -> None:
         raise ConfigError(f"--baseline {baseline!r} is not one of {', '.join(map(repr, labels))}")
 
 
-def task_starts(
-    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str = _SEVERAL
+def evaluation_key(name: str) -> str:
+    """The folder of a suite's evaluation with this name."""
+    return label_file_name(name).lower().replace(".", "-")
+
+
+def digest_folder(name: str, values: Mapping[str, Any]) -> Path:
+    """The default folder for what has these values, as JSON returns them."""
+    whole = json.dumps(values, sort_keys=True, default=str).encode()
+    return Path("runs/eval") / f"{name}-{hashlib.blake2b(whole, digest_size=5).hexdigest()}"
+
+
+@contextlib.contextmanager
+def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[RunStore]:
+    """The store of this evaluation, new or existing, locked for other processes.
+
+    Raises `ConfigError` if the folder contains anything else. `fresh` moves its content aside.
+    """
+    with folder_lock(path, "--out"):
+        if fresh and not is_unused(path):
+            move_aside(path)
+        plan.check_same(path)
+        store = RunStore(path)
+        if not any(path.glob("trajectories/*")):
+            (path / "trajectories").mkdir(exist_ok=True)
+            facts = run_metadata(plan.as_dict()) | {"kind": _KIND}
+            store.write_json("run.json", {**facts, _KIND: facts.pop("config")})
+        yield store
+
+
+def label_file_name(text: str) -> str:
+    """A text as a file name: short, with letters, digits and a few other characters."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
+
+
+def _task_starts(
+    tasks: TaskSet, ids: Sequence[str], samples: int, seed: int, split: str
 ) -> list[EpisodeSpec]:
     """`samples` episodes per task. The seed of each depends on seed, task and sample alone.
 
@@ -314,39 +366,11 @@ def task_starts(
     ]
 
 
-@contextlib.contextmanager
-def eval_store(path: Path, plan: EvalPlan, *, fresh: bool = False) -> Iterator[RunStore]:
-    """The store of this evaluation, new or existing, locked for other processes.
-
-    Raises `ConfigError` if the folder contains anything else. `fresh` moves its content aside.
-    """
-    with folder_lock(path, "--out"):
-        if fresh and not is_unused(path):
-            move_aside(path)
-        if (path / "run.json").is_file():
-            store = RunStore.open(path)
-            if _is_empty(store):
-                store.write_json("run.json", _facts(plan))
-            _check_same(store, plan)
-        elif not is_unused(path):
-            raise ConfigError(f"{path} contains no evaluation; choose another folder")
-        else:
-            (path / "trajectories").mkdir(exist_ok=True)
-            store = RunStore(path)
-            store.write_json("run.json", _facts(plan))
-        yield store
-
-
-def label_file_name(text: str) -> str:
-    """A text as a file name: short, with letters, digits and a few other characters."""
-    return re.sub(r"[^\w.=+-]+", "-", text).strip("-.")[:60] or "policy"
-
-
 def _first_tasks(
-    tasks: TaskSet, ids: Sequence[str], limit: int | None = None, per_category: int | None = None
+    tasks: TaskSet, ids: Sequence[str], limit: int, per_category: int
 ) -> Sequence[str]:
-    """The first `per_category` tasks of each category, and of those the first `limit`."""
-    if per_category is not None:
+    """The first `per_category` tasks of each category, and of those the first `limit`; 0 is all."""
+    if per_category:
         taken: Counter[str | None] = Counter()
         first = []
         for task in ids:
@@ -354,39 +378,7 @@ def _first_tasks(
             if taken[tasks.category(task)] <= per_category:
                 first.append(task)
         ids = first
-    return ids[:limit]
-
-
-def _policy_plans(named: Sequence[tuple[str, PolicyName]]) -> tuple[Candidate, ...]:
-    """Policies with a file each; raises `ConfigError` if two have the same label."""
-    plans: list[Candidate] = []
-    for label, name in named:
-        if any(plan.label == label for plan in plans):
-            raise ConfigError(
-                f"two policies have the label {label!r}; set another one: --policy LABEL={name}"
-            )
-        file = base = label_file_name(label)
-        number = 2
-        while any(plan.file.lower() == file.lower() for plan in plans):
-            file, number = f"{base}-{number}", number + 1
-        plans.append(Candidate(label, str(name), file, name.weights()))
-    return tuple(plans)
-
-
-def _is_empty(store: RunStore) -> bool:
-    """Whether an evaluation has no episode yet, because its policy could not be loaded, say."""
-    _read_plan(store)
-    files = [path for path in store.path.rglob("*") if path.is_file()]
-    return all(file.name in ("run.json", LOCK_FILE) for file in files)
-
-
-def _read_plan(store: RunStore) -> dict[str, Any]:
-    """The plan of a stored evaluation; raises `ConfigError` if there is none."""
-    run = store.read_json("run.json") or {}
-    if run.get("kind") != _KIND:
-        raise ConfigError(f"{store.path} contains a run and no evaluation; choose another folder")
-    found: dict[str, Any] = run[_KIND]
-    return found
+    return ids[: limit or None]
 
 
 def _in_evaluation(text: str, name: str) -> str:
@@ -402,33 +394,31 @@ def _named_tasks(known: TaskSet, text: str) -> list[str]:
     """The tasks of `--tasks TEXT`: one id, or those in a file."""
     if known.canonical(text) in known:
         return [text]
-    path = Path(text)
-    if not path.is_file():
+    path, place = Path(text), f"--tasks {text!r} is not a file, and "
+    found = [text]
+    if path.is_file():
         try:
-            known.split_of(text)
-        except LookupError as error:
-            raise ConfigError(f"--tasks {text!r} is not a file, and {error}") from error
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
-    if content.lstrip().startswith(("[", "{")):
-        found = _item_ids(path)
-    else:
-        lines = (line.strip() for line in content.splitlines())
-        found = [line for line in lines if line and not line.startswith("#")]
+            found = _ids_in(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--tasks {text!r} cannot be read: {error}") from error
     for number, task in enumerate(found, 1):
+        if path.is_file():
+            place = f"--tasks {text!r}, entry {number}: "
         try:
             known.split_of(task)
         except LookupError as error:
-            raise ConfigError(f"--tasks {text!r}, entry {number}: {error}") from error
+            raise ConfigError(f"{place}{error}") from error
     return found
 
 
-def _item_ids(path: Path) -> list[str]:
-    """The tasks of AgentGym's files: objects with an `item_id`, as a JSON list or as lines."""
+def _ids_in(path: Path) -> list[str]:
+    """One id per line, or AgentGym's objects with an `item_id`, as a JSON list or as lines."""
     from agentgym_train.data.files import read_rows
 
+    content = path.read_text(encoding="utf-8-sig")
+    if not content.lstrip().startswith(("[", "{")):
+        lines = (line.strip() for line in content.splitlines())
+        return [line for line in lines if line and not line.startswith("#")]
     rows, broken = read_rows(path)
     for row in rows:
         if not isinstance(row.values.get("item_id"), str):
@@ -441,19 +431,6 @@ def _item_ids(path: Path) -> list[str]:
     return [row.values["item_id"] for row in rows]
 
 
-def _check_same(store: RunStore, plan: EvalPlan) -> None:
-    before, now = _read_plan(store), plan.as_dict()
-    other = [name for name in now if before.get(name) != now[name]]
-    if other:
-        raise ConfigError(
-            f"{store.path} contains another evaluation: "
-            + "; ".join(
-                f"{n} is {_shown(n, before.get(n))} there, {_shown(n, now[n])} here" for n in other
-            )
-            + ". Choose another folder with --out, or move this one aside with --fresh"
-        )
-
-
 def _shown(name: str, value: Any) -> str:
     """A value of a plan, for an error."""
     if name == "policies" and isinstance(value, list):
@@ -463,17 +440,3 @@ def _shown(name: str, value: Any) -> str:
         )
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _facts(plan: EvalPlan) -> dict[str, Any]:
-    versions = {"python": sys.version.split()[0]}
-    for name in ("agentgym-sdk", "torch", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return {
-        "kind": _KIND,
-        _KIND: plan.as_dict(),
-        "seed": plan.seed,
-        "command": " ".join(sys.argv),
-        "versions": versions,
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -12,10 +12,9 @@ from rich.text import Text
 from agentgym_env.printable import one_line
 from agentgym_env.run_store import BrokenLine, RunStore, each_line
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.evaluation.plan import Candidate, EvalPlan, eval_starts, task_starts
+from agentgym_train.evaluation.plan import Candidate, EvalPlan, eval_starts
 from agentgym_train.evaluation.report import EpisodeFigures, EvalReport, figures_of, report_of
 from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.policy_spec import PolicySpec
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.run_episode import EpisodeActorFactory
 from agentgym_train.rollout.runner import RolloutRunner, live_status
@@ -84,24 +83,21 @@ def summarize(
 
 
 def play_policies(
-    store: RunStore,
-    plan: EvalPlan,
-    rollout_runner: RolloutRunner,
-    specs: Mapping[str, PolicySpec],
-    console: Console,
+    store: RunStore, plan: EvalPlan, rollout_runner: RolloutRunner, console: Console
 ) -> dict[str, list[EpisodeFigures]]:
     """Label -> the figures of every start: play the missing episodes and store them.
 
     An episode is stored when it ends; if the process is killed, only running episodes are lost.
     Lost episodes are played again. Policies play one after another, so only one model is in memory.
     """
-    starts = task_starts(rollout_runner.tasks, plan.tasks, plan.samples, plan.seed, plan.split)
+    starts = plan.starts(rollout_runner.tasks)
     played = {}
     for policy in plan.policies:
         stored = _read_stored(store, policy, len(starts), console)
-        left = [start for start in starts if not _is_finished(stored, start)]
+        finished = {key for key, figures in stored.items() if figures.counts}
+        left = [start for start in starts if (start.task, start.seed) not in finished]
         if left:
-            _play_rest(store, plan, policy, rollout_runner, specs, stored, left, console)
+            _play_rest(store, plan, policy, rollout_runner, stored, left, console)
         played[policy.label] = [stored[start.task, start.seed] for start in starts]
     return played
 
@@ -111,14 +107,13 @@ def _play_rest(
     plan: EvalPlan,
     policy: Candidate,
     rollout_runner: RolloutRunner,
-    specs: Mapping[str, PolicySpec],
     stored: Stored,
     left: Sequence[EpisodeSpec],
     console: Console,
 ) -> None:
     """Play the episodes that are left, and add them to the store and to `stored`."""
     card, total = rollout_runner.card, len(plan.tasks) * plan.samples
-    actors = specs[policy.label].actors(card.instruction, rollout_runner.run, card.tools)
+    actors = policy.spec.actors(card.instruction, rollout_runner.run, card.tools)
     with actors as new_actor, progress_bar(console) as progress:
         live = live_status(rollout_runner, progress)
         label = escape(one_line(policy.label, 40))
@@ -143,17 +138,14 @@ def _play_rest(
 def _read_stored(store: RunStore, policy: Candidate, requested: int, console: Console) -> Stored:
     """The stored episodes of a policy, and a report of them; an incomplete line is no episode."""
     stored: Stored = {}
-    broken: list[BrokenLine] = []
     for _, row in each_line(store.path / "trajectories" / f"{policy.file}.jsonl", Trajectory):
         if isinstance(row, BrokenLine):
-            broken.append(row)
+            text = f"{row.path}, line {row.line} cannot be read ({row.reason}) and is ignored."
+            console.print(Text(one_line(text), "yellow"), soft_wrap=True)
         else:
             _add(stored, row)
-    for line in broken:
-        text = f"{line.path}, line {line.line} cannot be read ({line.reason}) and is ignored."
-        console.print(Text(one_line(text), "yellow"), soft_wrap=True)
     found = sum(episode.counts for episode in stored.values())
-    if found or broken:
+    if found:
         now = f"; {requested - found} are played now" if found < requested else ""
         text = f"{one_line(policy.label)}: {found} of {requested} episodes are stored already{now}."
         console.print(Text(text), soft_wrap=True)
@@ -165,9 +157,3 @@ def _add(stored: Stored, trajectory: Trajectory) -> None:
     key = figures.task, figures.seed
     if key not in stored or not stored[key].counts:
         stored[key] = figures
-
-
-def _is_finished(stored: Stored, start: EpisodeSpec) -> bool:
-    """Whether an episode was played and not lost."""
-    found = stored.get((start.task, start.seed))
-    return found is not None and found.counts

@@ -12,7 +12,7 @@ import msgspec
 
 from agentgym_env.errors import ConfigError, teaches
 from agentgym_env.trajectory import Trajectory
-from agentgym_train.evaluation.plan import EvalPlan, check_baseline
+from agentgym_train.evaluation.plan import EvalPlan
 from agentgym_train.evaluation.statistics import (
     Comparison,
     Interval,
@@ -177,11 +177,8 @@ def warn_of_cuts(share: float | None, turn_max_tokens: int) -> str | None:
 def report_of(
     episodes: Sequence[EpisodeFigures],
     *,
-    env: str,
-    split: str,
-    horizon: int,
-    samples: int,
     seed: int,
+    **facts: Any,
 ) -> EvalReport:
     """The report of one policy's episodes; raises `ConfigError` if every one was lost."""
     if reason := _why_none_counts(episodes):
@@ -196,12 +193,9 @@ def report_of(
         usage.update(episode.usage)
     return EvalReport(
         **_shared(counted, seed),
+        **facts,
         policy=counted[0].policy,
-        env=env,
-        split=split,
-        horizon=horizon,
         seed=seed,
-        samples=samples,
         lost=len(episodes) - len(counted),
         reward=fmean(e.reward for e in counted),
         sampled_tokens=sum(e.tokens for e in counted),
@@ -250,25 +244,12 @@ def without_lost(played: EpisodesOf) -> tuple[EpisodesOf, dict[str, str]]:
 
 def reports_of(plan: EvalPlan, played: EpisodesOf) -> dict[str, EvalReport]:
     """One report per policy."""
-    return {
-        label: report_of(
-            episodes,
-            env=plan.env,
-            split=plan.split,
-            horizon=plan.horizon,
-            samples=plan.samples,
-            seed=plan.seed,
-        )
-        for label, episodes in played.items()
-    }
+    facts = {name: getattr(plan, name) for name in ("env", "split", "horizon", "samples", "seed")}
+    return {label: report_of(episodes, **facts) for label, episodes in played.items()}
 
 
 def comparisons_of(plan: EvalPlan, played: EpisodesOf, baseline: str | None) -> list[Versus]:
-    """Compare every other policy with `baseline`, by default the first, by success and by score.
-
-    Raises `ConfigError` for an unknown baseline.
-    """
-    check_baseline(list(played), baseline)
+    """Compare every other policy with `baseline`, by default the first, by success and by score."""
     against = baseline or next(iter(played))
     others = [label for label in played if label != against]
     found: list[Versus] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,15 +22,17 @@ from agentgym_env.errors import (
 )
 from agentgym_env.printable import one_line
 from agentgym_env.registry import full_id
-from agentgym_env.run_lock import check_unlocked, folder_lock, is_unused
-from agentgym_env.run_store import RunStore, move_aside
-from agentgym_train.config.checks import Settings, Share, converted_value
+from agentgym_env.run_lock import folder_lock, is_unused
+from agentgym_train.config.checks import Settings, converted_value
 from agentgym_train.config.read import read_values
+from agentgym_train.evaluation.charts import bar_chart
 from agentgym_train.evaluation.plan import (
-    FOLDER,
     Candidates,
+    EvalPlan,
     Evaluation,
+    digest_folder,
     eval_store,
+    evaluation_key,
     label_file_name,
 )
 from agentgym_train.evaluation.play import play_policies
@@ -43,13 +44,7 @@ from agentgym_train.evaluation.report import (
     without_lost,
 )
 from agentgym_train.evaluation.statistics import Bar
-from agentgym_train.evaluation.tables import (
-    Grid,
-    conclude,
-    draw_if_possible,
-    tasks_counted,
-    with_interval,
-)
+from agentgym_train.evaluation.tables import Grid, conclude, tasks_counted, with_interval
 
 
 class _NotRun(ConfigError):
@@ -62,34 +57,14 @@ _CANNOT_RUN: Final = (MissingExtra, ServerStartFailed, EnvironmentLost)
 _WRONG: Final = (BadRequest, UnknownEnvironment, UnknownSplit)
 """Errors of wrong settings."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry(Evaluation):
-    """One evaluation of a suite: what is evaluated, and what the table shows beside it."""
-
-    published: dict[str, Share] = field(default_factory=dict)
-    """Success elsewhere by name, such as a model of a paper."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks below the table, such as differences from the published evaluation."""
-
-    @property
-    def key(self) -> str:
-        """Its folder, and what `{name}` stands for."""
-        return _key(self.name)
-
-    def settings(self) -> dict[str, Any]:
-        """What its results depend on, as JSON returns it."""
-        values = asdict(self)
-        del values["published"], values["notes"]
-        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-        return plain
+_NO_EXPERT: Final = "there is no expert for these tasks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite(Settings):
     """What a suite's file contains."""
 
-    evaluations: list[Entry] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Remarks below the table that are about the whole suite."""
 
@@ -98,7 +73,7 @@ class Suite(Settings):
 class Result:
     """What one evaluation of a suite found."""
 
-    entry: Entry
+    entry: Evaluation
     not_run: str = ""
     """Why it was not run; empty if it was."""
     split: str = ""
@@ -112,13 +87,10 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            **self.entry.settings(), "not_run": self.not_run or None, "tasks": self.tasks,
-            "split": self.split or self.entry.split, "notes": list(self.notes),
-            "published": dict(self.entry.published), "skipped": dict(self.skipped),
-            "reports": {label: report.as_dict() for label, report in self.reports.items()},
-            "unsolved": {label: list(tasks) for label, tasks in self.unsolved.items()},
-        }  # fmt: skip
+        own = asdict(self)
+        entry = own.pop("entry")
+        named = {"not_run": self.not_run or None, "split": self.split or self.entry.split}
+        return {**entry, **own, **named}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,23 +118,15 @@ class SuitePlan:
             if all(reasons):
                 raise ConfigError(f"{label} is missing in every evaluation; {reasons[0]}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything that the results depend on, by evaluation, as JSON returns it."""
-        plain: dict[str, Any] = {}
-        for entry in self.suite.evaluations:
-            found = self.policies[entry.key]
-            plain[entry.key] = {
-                **entry.settings(), "seed": self.seed,
-                "policies": [asdict(plan) for plan in found.plans],
-                "policy": json.loads(json.dumps(asdict(found.settings), default=str)),
-            }  # fmt: skip
-        return plain
-
     def folder(self) -> Path:
         """The default folder; other settings have another one."""
-        whole = json.dumps(self.as_dict(), sort_keys=True).encode()
-        digest = hashlib.blake2b(whole, digest_size=5).hexdigest()
-        return FOLDER / f"suite-{label_file_name(Path(self.file).stem)}-{digest}"
+        values: dict[str, Any] = {"seed": self.seed}
+        for entry in self.suite.evaluations:
+            found = self.policies[entry.key]
+            values[entry.key] = asdict(replace(entry, published={}, notes=[]))
+            values[entry.key]["policies"] = [policy.as_dict() for policy in found.found]
+            values[entry.key]["policy"] = asdict(found.settings)
+        return digest_folder(f"suite-{label_file_name(Path(self.file).stem)}", values)
 
 
 def read_suite(file: str) -> Suite:
@@ -201,7 +165,7 @@ def with_options(suite: Suite, env_kwargs: Mapping[str, Any], **options: int | N
     `env_kwargs` are by name of the evaluation. Raises `ConfigError` for another name.
     """
     entries = list(suite.evaluations)
-    by_key = {_key(str(name)): kwargs for name, kwargs in env_kwargs.items()}
+    by_key = {evaluation_key(str(name)): kwargs for name, kwargs in env_kwargs.items()}
     keys = [entry.key for entry in entries]
     if not all(key in keys and isinstance(kwargs, Mapping) for key, kwargs in by_key.items()):
         raise ConfigError(
@@ -231,22 +195,27 @@ def run_suite(
     `path` contains anything but this suite; and `FolderInUse`.
     """
     entries = plan.suite.evaluations
-    reasons = {entry.key: _why_not_run(plan, entry) for entry in entries}
+    plans = {entry.key: _planned(plan, entry) for entry in entries}
     first = entries[0]
-    if all(reasons.values()):
-        raise ConfigError(f"no evaluation can be run; {first.name}: {reasons[first.key]}")
+    if all(isinstance(found, str) for found in plans.values()):
+        raise ConfigError(f"no evaluation can be run; {first.name}: {plans[first.key]}")
     with folder_lock(path, "--out"):
-        _begin(plan, path, fresh=fresh)
+        if not is_unused(path) and not any((path / key).is_dir() for key in plans):
+            raise ConfigError(f"{path} contains no suite; choose another folder with --out")
         for entry in entries:
+            found = plans[entry.key]
+            if not fresh and isinstance(found, EvalPlan):
+                found.check_same(path / entry.key)
             for label, reason in plan.policies[entry.key].missing.items():
                 _warn(console, f"{entry.name} is played without {label}: {reason}")
         results = []
         for entry in entries:
             console.print(Text(one_line(entry.name), "bold"))
+            found = plans[entry.key]
             try:
-                if reason := reasons[entry.key]:
-                    raise _NotRun(reason)
-                result = _play(plan, entry, path / entry.key, console)
+                if isinstance(found, str):
+                    raise _NotRun(found)
+                result = _play(plan, entry, found, path / entry.key, console, fresh=fresh)
             except (*_CANNOT_RUN, _NotRun) as error:
                 result = Result(entry, not_run=str(error), notes=entry.notes)
                 _warn(console, f"not run: {result.not_run}")
@@ -282,71 +251,47 @@ def suite_grid(plan: SuitePlan, results: Sequence[Result]) -> tuple[Grid, list[s
     return Grid(title, header, rows), [*notes, *plan.suite.notes]
 
 
-def _key(name: str) -> str:
-    """The folder of an evaluation with this name."""
-    return label_file_name(name).lower().replace(".", "-")
+def _planned(plan: SuitePlan, entry: Evaluation) -> EvalPlan | str:
+    """What an evaluation plays, or why it cannot be run here.
 
-
-def _why_not_run(plan: SuitePlan, entry: Entry) -> str:
-    """Why an evaluation cannot be run here, or nothing; raises `ConfigError` for wrong settings."""
+    Raises `ConfigError` for wrong settings.
+    """
+    given = plan.policies[entry.key]
     try:
         with entry.runner(plan.concurrency) as runner:
-            entry.chosen(runner.tasks)
+            has_expert = runner.card.has_expert
+            policies = [p for p in given.found if p.spec.name.kind != "expert" or has_expert]
+            found = entry.plan(runner, given.settings, policies, plan.seed)
     except _CANNOT_RUN as error:
         return str(error)
     except _WRONG as error:
         raise ConfigError(f"{plan.file}, evaluation {entry.name}: {error}") from error
-    return ""
+    return found if policies else next(iter(given.missing.values()), _NO_EXPERT)
 
 
-def _begin(plan: SuitePlan, path: Path, *, fresh: bool) -> None:
-    """Write the plan; `fresh` moves the evaluations of an earlier one aside.
-
-    Raises `ConfigError` if the folder has another plan, or something else.
-    """
-    store, now = RunStore(path), plan.as_dict()
-    if not is_unused(path) and not (path / "plan.json").exists():
-        raise ConfigError(f"{path} contains no suite; choose another folder with --out")
-    before = store.read_json("plan.json") or {}
-    if fresh:
-        for folder in (path / key for key in {**before, **now}):
-            if not is_unused(folder):
-                check_unlocked(folder, "--out")
-                move_aside(folder)
-        before = {}
-    for key in (key for key in now if key in before):
-        other = [name for name in now[key] if before[key].get(name) != now[key][name]]
-        if other:
-            raise ConfigError(
-                f"{path} contains another suite: {key} has other {', '.join(other)} (see "
-                f"{path / 'plan.json'}). Choose another folder with --out, or move its "
-                "evaluations aside with --fresh"
-            )
-    store.write_json("plan.json", {**before, **now})
-
-
-def _play(plan: SuitePlan, entry: Entry, path: Path, console: Console) -> Result:
-    given = plan.policies[entry.key]
-    with entry.runner(plan.concurrency) as runner:
-        no_expert = {
-            policy.label: "there is no expert for these tasks"
-            for policy in given.plans
-            if policy.policy == "expert" and not runner.card.has_expert
-        }
-        skipped = {**given.missing, **no_expert}
-        policies = [policy for policy in given.plans if policy.label not in skipped]
-        if not policies:
-            raise _NotRun(next(iter(skipped.values())))
-        found = entry.plan(runner, given.settings, policies, plan.seed)
-        with eval_store(path, found) as store:
-            played = play_policies(store, found, runner, given.specs, console)
-            # A policy that lost every episode does not take the others' results away.
-            try:
-                kept, lost = without_lost(played)
-            except ConfigError as error:
-                raise _NotRun(str(error)) from error
-            reports, quiet = reports_of(found, kept), Console(quiet=True)
-            conclude(path, found, reports, comparisons_of(found, kept, None), quiet)
+def _play(
+    plan: SuitePlan,
+    entry: Evaluation,
+    found: EvalPlan,
+    path: Path,
+    console: Console,
+    *,
+    fresh: bool,
+) -> Result:
+    missing, played = plan.policies[entry.key].missing, {p.label for p in found.policies}
+    skipped = {label: missing.get(label, _NO_EXPERT) for label in plan.labels}
+    with (
+        entry.runner(plan.concurrency) as runner,
+        eval_store(path, found, fresh=fresh) as store,
+    ):
+        episodes = play_policies(store, found, runner, console)
+        # A policy that lost every episode does not take the others' results away.
+        try:
+            kept, lost = without_lost(episodes)
+        except ConfigError as error:
+            raise _NotRun(str(error)) from error
+        reports, quiet = reports_of(found, kept), Console(quiet=True)
+        conclude(path, found, reports, comparisons_of(found, kept, None), quiet)
     notes = list(entry.notes)
     if isinstance(entry.split, list) and entry.split[0] != found.split:
         notes.append(
@@ -355,8 +300,8 @@ def _play(plan: SuitePlan, entry: Entry, path: Path, console: Console) -> Result
         )
     return Result(
         entry, split=found.split, tasks=len(found.tasks), notes=notes, reports=reports,
-        skipped={**skipped, **lost},
-        unsolved={label: _unsolved(episodes) for label, episodes in kept.items()},
+        skipped={**{n: why for n, why in skipped.items() if n not in played}, **lost},
+        unsolved={label: _unsolved(figures) for label, figures in kept.items()},
     )  # fmt: skip
 
 
@@ -376,7 +321,9 @@ def _conclude(plan: SuitePlan, results: Sequence[Result], path: Path, console: C
         "evaluations": {result.entry.name: result.as_dict() for result in results},
     }  # fmt: skip
     listed = "\n".join(f"- {_joined(note)}" for note in notes)
-    (path / "suite.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    (path / "suite.json").write_text(
+        json.dumps(whole, indent=2, default=str) + "\n", encoding="utf-8"
+    )
     (path / "suite.md").write_text(f"{grid.as_markdown()}\n{listed}\n", encoding="utf-8")
     rows: dict[str, list[Bar | None]] = {}
     for label in plan.labels:
@@ -387,7 +334,7 @@ def _conclude(plan: SuitePlan, results: Sequence[Result], path: Path, console: C
         values = [result.entry.published.get(name) for result in results]
         rows[name] = [None if value is None else (value, None) for value in values]
     groups = [_described(result) for result in results]
-    chart = draw_if_possible(rows, groups, plan.file, path / "suite.png", published)
+    chart = bar_chart(rows, groups, plan.file, path / "suite.png", published)
     console.print(
         f"Figures: {path}/suite.json, .md{chart}", soft_wrap=True, markup=False, highlight=False
     )

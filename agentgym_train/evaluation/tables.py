@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentgym_env.printable import UncutTable, one_line
+from agentgym_train.evaluation.charts import bar_chart
 from agentgym_train.evaluation.plan import EvalPlan
 from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus, warn_of_cuts
 from agentgym_train.evaluation.statistics import Bar, Interval
@@ -25,12 +25,6 @@ Reports = Mapping[str, EvalReport]
 
 MAX_CATEGORIES: Final = 40
 """With more categories, the chart shows only the total."""
-
-_CSV_COLUMNS: Final = (
-    "policy", "category", "tasks", "samples", "episodes", "lost", "success", "success_low",
-    "success_high", "avg_at_k", "score", "score_low", "score_high", "reward", "turns", "turns_low",
-    "turns_high", "tokens", "invalid_actions", "cut_turns",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +111,7 @@ def versus_grid(comparisons: Sequence[Versus]) -> Grid:
     """One row per comparison; those by score only if score and success differ."""
     by_success = [each for each in comparisons if each.figure == "success"]
     by_score = [each for each in comparisons if each.figure == "score"]
-    same = all(
-        replace(a, figure="", p_holm=0) == replace(b, figure="", p_holm=0)
-        for a, b in zip(by_success, by_score, strict=True)
-    )
+    same = [(each.effect, each.p) for each in by_success] == [(v.effect, v.p) for v in by_score]
     shown = by_success if same else comparisons
     columns: dict[str, Callable[[Versus], str]] = {
         "difference (95 %)": lambda v: f"{v.effect:+.3f}{_signed(v.interval)}",
@@ -143,20 +134,26 @@ def versus_grid(comparisons: Sequence[Versus]) -> Grid:
 
 
 def as_csv(reports: Reports) -> str:
-    """One line per policy and category; the category of a total is empty."""
-    most = max(len(report.pass_at_k) for report in reports.values())
-    passes = [f"pass_at_{k}" for k in range(1, most + 1)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*_CSV_COLUMNS, *passes], lineterminator="\n")
-    writer.writeheader()
+    """All numbers: one line per policy and category; the category of a total is empty."""
+    rows = []
     for label, report in reports.items():
-        whole = {
-            "lost": report.lost, "avg_at_k": report.avg_at_k, "reward": report.reward,
-            **_ends("score", report.score_interval), **_ends("turns", report.turns_interval),
-        }  # fmt: skip
         parts = {} if list(report.categories) == ["all"] else report.categories
-        writer.writerow(_csv_row(label, "", report, report.samples) | whole)
-        writer.writerows(_csv_row(label, n, part, report.samples) for n, part in parts.items())
+        for category, part in {"": report, **parts}.items():
+            row: dict[str, Any] = {"policy": _no_formula(label), "category": _no_formula(category)}
+            for name, value in asdict(part).items():
+                if name == "pass_at_k":
+                    row |= {f"pass_at_{k}": each for k, each in enumerate(value, 1)}
+                elif name.endswith("_interval") and value is not None:
+                    figure = name.removesuffix("_interval")
+                    row |= {f"{figure}_low": value[0], f"{figure}_high": value[1]}
+                elif isinstance(value, int | float):
+                    row[name] = value
+            rows.append(row)
+    out = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(out, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
 
 
@@ -194,11 +191,12 @@ def conclude(
     for grid in grids:
         console.print(grid.as_table())
     for label, report in reports.items():
-        if report.lost:
-            lost = f"{report.lost} episodes were lost and are excluded; the same command plays them"
-            console.print(Text(f"{one_line(label)}: {lost} again.", "yellow"), soft_wrap=True)
+        lost = f"{report.lost} episodes were lost and are excluded; the same command repeats them."
+        warnings = [lost] if report.lost else []
         if warning := warn_of_cuts(report.cut_turns, plan.policy.turn_max_tokens):
-            console.print(Text(f"{one_line(label)}: {warning}", "yellow"), soft_wrap=True)
+            warnings.append(warning)
+        for text in warnings:
+            console.print(Text(f"{one_line(label)}: {text}", "yellow"), soft_wrap=True)
         if report.usage:
             used = ", ".join(f"{value:,} {name}" for name, value in report.usage.items())
             console.print(Text(f"{one_line(label)}: used {used}"), soft_wrap=True)
@@ -207,7 +205,7 @@ def conclude(
     (path / "report.csv").write_text(as_csv(reports), encoding="utf-8")
     pages = "\n".join(grid.as_markdown() for grid in grids)
     (path / "report.md").write_text(pages, encoding="utf-8")
-    chart = draw_if_possible(*report_bars(reports), path / "report.png")
+    chart = bar_chart(*report_bars(reports), path / "report.png")
     if json_path is not None:
         json_path.write_text(text, encoding="utf-8")
     console.print(
@@ -234,22 +232,6 @@ def report_bars(reports: Reports) -> tuple[dict[str, list[Bar | None]], list[str
     return rows, groups, f"{first.env}, split {first.split}, horizon {first.horizon}"
 
 
-def draw_if_possible(
-    rows: Mapping[str, Sequence[Bar | None]],
-    groups: Sequence[str],
-    title: str,
-    path: Path,
-    published: Collection[str] = (),
-) -> str:
-    """Draw a chart if matplotlib is installed; what follows the names of the other files."""
-    if find_spec("matplotlib") is None:
-        return " (a chart needs matplotlib: pip install matplotlib)"
-    from agentgym_train.evaluation.charts import bar_chart
-
-    bar_chart(rows, groups, title, path, published)
-    return ", .png"
-
-
 def with_interval(value: float, interval: Interval | None) -> str:
     """A value with its interval."""
     return f"{value:.2f}" + ("" if interval is None else " ({:.2f}-{:.2f})".format(*interval))
@@ -260,29 +242,9 @@ def tasks_counted(number: int) -> str:
     return "1 task" if number == 1 else f"{number} tasks"
 
 
-def _csv_row(
-    label: str, category: str, part: EvalReport | CategoryReport, samples: int
-) -> dict[str, Any]:
-    same = (
-        "tasks", "episodes", "success", "score", "turns", "tokens", "invalid_actions", "cut_turns",
-    )  # fmt: skip
-    return {
-        "policy": _no_formula(label),
-        "category": _no_formula(category),
-        "samples": samples,
-        **{name: getattr(part, name) for name in same},
-        **_ends("success", part.success_interval),
-        **{f"pass_at_{k}": value for k, value in enumerate(part.pass_at_k, 1)},
-    }
-
-
 def _no_formula(cell: str) -> str:
     """A text that no spreadsheet reads as a formula."""
     return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float]:
-    return {} if interval is None else {f"{name}_low": interval[0], f"{name}_high": interval[1]}
 
 
 def _title(report: EvalReport) -> str:

@@ -251,8 +251,7 @@ def agent_factory(agent: Typed, form: ActionFormat) -> AgentFactory:
         elif type(values.get("size", 1)) is not int:
             raise ConfigError(f"agent.size must be an integer, got {values['size']!r:.80}")
     elif rest:
-        made = _imported(name)
-        _check_agent(made, name, form, values)
+        made = _own(name, form, values)
     else:
         raise ConfigError(
             f"no agent {name!r}; choose from {', '.join(_KINDS)}, or name your own as "
@@ -260,24 +259,6 @@ def agent_factory(agent: Typed, form: ActionFormat) -> AgentFactory:
         )
     made(form, **values)
     return lambda: made(form, **values)
-
-
-def _check_agent(
-    make: Callable[..., Agent], name: str, form: ActionFormat, values: Mapping[str, Any]
-) -> None:
-    """Raise `ConfigError` if a class of the user makes no agent."""
-    otherwise = f"for a function that plays an episode by itself, write `callable:{name}`"
-    if inspect.iscoroutinefunction(make):
-        raise ConfigError(f"the agent {name} is a coroutine function; {otherwise}")
-    try:
-        made = make(form, **values)
-    except Exception as error:
-        # The user's code may fail in any way.
-        raise ConfigError(
-            f"the agent {name} cannot be made: {type(error).__name__}: {error}; {otherwise}"
-        ) from error
-    if not hasattr(made, "begin"):
-        raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {otherwise}")
 
 
 def with_type(agent: Typed) -> Typed:
@@ -333,13 +314,26 @@ def _black_boxes(agent: str) -> str:
     return f"or a black box: {', '.join(kinds)}{meant}"
 
 
-def _imported(name: str) -> Callable[..., Agent]:
+def _own(name: str, form: ActionFormat, values: Mapping[str, Any]) -> Callable[..., Agent]:
+    """A class of the user; raises `ConfigError` if it makes no agent."""
     try:
-        made: Callable[..., Agent] = load_named(name)
+        make: Callable[..., Agent] = load_named(name)
     except (BadRequest, ImportError) as error:
         raise ConfigError(
             f"no agent {name}: {error}. It is package.module:Class, where Class takes an "
             "action format and has the methods of agentgym_train.rollout.agent.Agent; "
             f"{_black_boxes(name)}"
         ) from error
-    return made
+    otherwise = f"for a function that plays an episode by itself, write `callable:{name}`"
+    if inspect.iscoroutinefunction(make):
+        raise ConfigError(f"the agent {name} is a coroutine function; {otherwise}")
+    try:
+        made = make(form, **values)
+    except Exception as error:
+        # The user's code may fail in any way.
+        raise ConfigError(
+            f"the agent {name} cannot be made: {type(error).__name__}: {error}; {otherwise}"
+        ) from error
+    if not hasattr(made, "begin"):
+        raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {otherwise}")
+    return make

@@ -128,8 +128,7 @@ class Linear(Horizon):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check_stages(self.turns)
-        _check_several("a linear", self.turns)
+        _check_stages(self.turns, "a linear")
 
     def __call__(self, step: int) -> int:
         """Maximum turns at `step`."""
@@ -171,8 +170,7 @@ class Adaptive(Horizon):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check_stages(self.turns)
-        _check_several("an adaptive", self.turns)
+        _check_stages(self.turns, "an adaptive")
         self._recent = deque(maxlen=self.window)
 
     def __call__(self, step: int) -> int:
@@ -319,21 +317,16 @@ def as_horizon(schedule: Callable[[int], int]) -> Horizon:
     return schedule if isinstance(schedule, Horizon) else FromFunction(schedule)
 
 
-def _called(name: Any, values: Mapping[str, Any]) -> Callable[[int], int]:
-    """A schedule of the user's; its class or function may fail in any way."""
-    if not isinstance(name, str) or ":" not in name:
+def _called(name: str, values: Mapping[str, Any]) -> Callable[[int], int]:
+    """A schedule of the user's."""
+    if ":" not in name:
         raise ConfigError(
             f"horizon has no type {name!r:.80}; choose from {', '.join(SCHEDULES)}, or write "
             "package.module:Class"
         )
-    make = imported(name, f"the horizon schedule {name!r}")
-    if not callable(make):
-        raise ConfigError(
-            f"the horizon schedule {name!r} is a {type(make).__name__}; name a class or a function"
-        )
     rest = {key: value for key, value in values.items() if key != "turns"}
     try:
-        schedule: Callable[[int], int] = make(values["turns"], **rest)
+        schedule = imported(name, f"the horizon schedule {name!r}")(values["turns"], **rest)
     except AgentGymError:
         raise
     except Exception as error:
@@ -344,21 +337,20 @@ def _called(name: Any, values: Mapping[str, Any]) -> Callable[[int], int]:
         ) from error
     if not callable(schedule):
         raise ConfigError(f"the horizon schedule {name} makes {schedule!r:.80}, no function")
-    return schedule
+    made: Callable[[int], int] = schedule
+    return made
 
 
-def _check_stages(turns: Sequence[int]) -> None:
+def _check_stages(turns: Sequence[int], several: str = "") -> None:
+    """Raise `ConfigError` unless the turns rise; `several` is a kind that needs two numbers."""
     if not turns:
         raise ConfigError(
             "turns has no number; write `horizon: {turns: 10}`, or one number for each stage"
         )
     if any(later <= earlier for earlier, later in pairwise(turns)):
         raise ConfigError(f"a horizon must increase from stage to stage, got {list(turns)}")
-
-
-def _check_several(name: str, turns: Sequence[int]) -> None:
-    if len(turns) < 2:
+    if several and len(turns) < 2:
         raise ConfigError(
-            f"{name} horizon needs at least two numbers, got {list(turns)}; write the first and "
+            f"{several} horizon needs at least two numbers, got {list(turns)}; write the first and "
             "the last, such as [5, 30]"
         )

@@ -192,6 +192,12 @@ def syntax_of(rendered: str) -> Parse:
     )
 
 
+_JSON_KINDS: Final = {
+    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+    list: "array", dict: "object",
+}  # fmt: skip
+
+
 class _Text(str):
     """An argument of a syntax without types, whose type the schema says."""
 
@@ -205,39 +211,27 @@ def typed_arguments(arguments: Mapping[str, Any], tool: ToolSpec) -> dict[str, A
 
 
 def _of_type(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A text without a type as what the schema admits: a text first, then what it is as JSON."""
+    """A text without a type as what the schema admits: as JSON if the schema names its type."""
     if not isinstance(value, _Text):
         return value
     text = str(value)
-    if _admits_text(schema, text):
-        return text
-    try:
-        return _read(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _admits_text(schema: Mapping[str, Any], text: str) -> bool:
-    if "enum" in schema or "const" in schema:
-        return text in schema.get("enum", [schema.get("const")])
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if choices:
-        # Of "a number or a text", a number that is written as one is meant.
-        texts = any(_admits_text(choice, text) for choice in choices)
-        return texts and not any(_is_other(text, choice) for choice in choices)
-    kind = schema.get("type")
-    return kind == "string" or (isinstance(kind, list) and "string" in kind) or not schema
-
-
-def _is_other(text: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a text is JSON of a type that a schema names."""
     try:
         found = _read(text)
     except (ValueError, RecursionError):
-        return False
-    kinds = {bool: "boolean", int: "integer", float: "number", type(None): "null"}
-    kind = kinds.get(type(found))
-    return kind is not None and schema.get("type") in (kind, "number" if kind == "integer" else "")
+        return text
+    if "enum" in schema or "const" in schema:
+        return text if text in schema.get("enum", [schema.get("const")]) else found
+    kinds, kind = _kinds(schema), _JSON_KINDS[type(found)]
+    if kind in kinds or (kind == "integer" and "number" in kinds):
+        return found
+    return text if "string" in kinds or not schema else found
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema names."""
+    kind = schema.get("type", [])
+    found = {kind} if isinstance(kind, str) else set(kind)
+    return found.union(*map(_kinds, schema.get("anyOf") or schema.get("oneOf") or []))
 
 
 def _between(text: str, begin: str, end: str) -> list[str]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Thread
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, SupportsFloat, TypeVar
 
 import gymnasium
 import msgspec
@@ -24,7 +24,7 @@ from agentgym_env.errors import AgentGymError, EpisodeOver, WrapperFailed
 from agentgym_env.spaces import TextSpace
 from agentgym_env.text_env import TaskSet, TextEnv
 from agentgym_env.wire import EnvCard, ResetReply, StepReply
-from agentgym_env.wrappers import NamedWrapper, WrapperSpec, named_wrappers
+from agentgym_env.wrappers import WrapperSpec, named_wrappers
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,12 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 """Time limit of a wrapper's `close`."""
 _UNWIND_TIMEOUT_S: Final = 1.0
 """Time that a cancelled call has to return before its wrapper counts as hung."""
+_RETURNED: Final = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+    "close": (),
+}
+"""Method of an environment -> what it returns; () is not checked."""
 
 
 class Wrapping:
@@ -77,10 +83,10 @@ class Wrapping:
         def target() -> None:
             try:
                 call.set_result(work())
-            except Exception as error:
-                call.set_exception(error if error is base.failure else self._failed(base, error))
-            except BaseException as error:  # such as SystemExit: the event loop raises it
-                call.set_exception(error)
+            except BaseException as error:  # also SystemExit: the event loop raises it
+                is_named = isinstance(error, WrapperFailed) or not isinstance(error, Exception)
+                is_known = is_named or error is base.failure
+                call.set_exception(error if is_known else _failure(self.names, error))
 
         Thread(target=target, name="wrappers", daemon=True).start()
         base.call = call
@@ -96,24 +102,20 @@ class Wrapping:
         env: gymnasium.Env[str, str] = base
         for named, make in zip(self._named, self._makers, strict=True):
             try:
-                env = base.watched(named, make, None)(env)
+                env = make(env)
+            except WrapperFailed:
+                raise
             except Exception as error:
-                raise self._failed(base, error) from error
+                raise _failure(named.name, error) from error
             if not isinstance(env, gymnasium.Env):
                 raise WrapperFailed(
                     f"wrapper {named.name} returned {type(env).__name__}, which is not a "
                     "gymnasium.Env; use a gymnasium.Wrapper"
                 )
             # On the instance: wrappers must find each other's attributes through `self.env`.
-            for name, check in (("reset", _check_reset), ("step", _check_step), ("close", None)):
-                setattr(env, name, base.watched(named, getattr(env, name), check))
+            for method in _RETURNED:
+                setattr(env, method, base.watched(named.name, env, method))
         return env
-
-    def _failed(self, base: SessionEnv, error: Exception) -> WrapperFailed:
-        """A `WrapperFailed` that names the first wrapper that raised the error."""
-        if isinstance(error, WrapperFailed):
-            return error
-        return _failure(base.blamed.name if base.error is error else self.names, error)
 
 
 class SessionEnv(gymnasium.Env[str, str]):
@@ -144,37 +146,29 @@ class SessionEnv(gymnasium.Env[str, str]):
         """The error that the session itself raised, if any."""
         self.call: Future[Any] | None = None
         """The current or last call of the wrapped environment."""
-        self.error: Exception | None = None
-        """The last error that a wrapper raised or passed on."""
-        self.blamed = NamedWrapper("")
-        """The wrapper that raised `error`."""
-        self._active: list[NamedWrapper] = []
+        self._active: list[str] = []
 
     @property
     def current(self) -> str:
         """The name of the wrapper whose code runs; empty if none runs."""
-        return self._active[-1].name if self._active else ""
+        return self._active[-1] if self._active else ""
 
-    def watched(
-        self,
-        named: NamedWrapper,
-        method: Callable[..., Any],
-        check: Callable[[NamedWrapper, Any, Any], None] | None,
-    ) -> Callable[..., Any]:
-        """A method of a wrapper that notes when it runs and raises, and checks its result."""
+    def watched(self, name: str, env: gymnasium.Env[Any, Any], method: str) -> Callable[..., Any]:
+        """A method of a wrapper that names it if it raises, and checks its result."""
+        own, returned = getattr(env, method), _RETURNED[method]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if check is _check_step:
-                self.check_action(method.__self__, *args)  # type: ignore[attr-defined]
-            self._active.append(named)
+            if method == "step":
+                self.check_action(env, *args)
+            self._active.append(name)
             try:
-                result = method(*args, **kwargs)
-                if check is not None:
-                    check(named, method, result)
-            except Exception as error:
-                if error is not self.error:
-                    self.error, self.blamed = error, named
+                result = own(*args, **kwargs)
+                if returned and (wrong := _what_is_wrong(env, returned, result)):
+                    raise WrapperFailed(f"{method} of wrapper {name} returned {wrong}")
+            except AgentGymError:
                 raise
+            except Exception as error:
+                raise _failure(name, error) from error
             finally:
                 self._active.pop()
             return result
@@ -338,46 +332,24 @@ class WrappedSession(AsyncSession):
         return plain
 
 
-def _check_reset(named: NamedWrapper, method: Any, result: Any) -> None:
-    if not isinstance(result, tuple) or len(result) != 2:
-        _reject(named, "reset", f"{_described(result)}; return (observation, info)")
-    _check_parts(named, method, "reset", *result)
-
-
-def _check_step(named: NamedWrapper, method: Any, result: Any) -> None:
-    if not isinstance(result, tuple) or len(result) != 5:
-        shape = "(observation, reward, terminated, truncated, info)"
-        _reject(named, "step", f"{_described(result)}; return {shape}")
-    observation, reward, terminated, truncated, info = result
-    try:
-        value = float(reward)
-    except (TypeError, ValueError):
-        _reject(named, "step", f"the reward {_described(reward)}; return a finite number")
-    if not math.isfinite(value):
-        _reject(named, "step", f"the reward {value}; return a finite number")
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(flag, int | np.bool_):
-            _reject(named, "step", f"{name} {_described(flag)}; return a bool")
-    _check_parts(named, method, "step", observation, info)
-
-
-def _check_parts(named: NamedWrapper, method: Any, name: str, observation: Any, info: Any) -> None:
-    space = getattr(getattr(method, "__self__", None), "observation_space", None)
+def _what_is_wrong(env: gymnasium.Env[Any, Any], names: Sequence[str], result: Any) -> str:
+    """What a wrapper should not have returned, and what to return; empty if it is right."""
+    if not isinstance(result, tuple) or len(result) != len(names):
+        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"{result!r:.80}"
+        return f"{found}; return ({', '.join(names)})"
+    values = dict(zip(names, result, strict=True))
     # Between two wrappers, another type is possible if the inner one declares another space.
-    if isinstance(space, _TEXT) and not isinstance(observation, str):
-        _reject(named, name, f"an observation of type {type(observation).__name__}; return a str")
-    if not isinstance(info, Mapping):
-        _reject(named, name, f"an info of type {type(info).__name__}; return a dict")
-
-
-def _reject(named: NamedWrapper, method: str, what: str) -> NoReturn:
-    raise WrapperFailed(f"{method} of wrapper {named.name} returned {what}")
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return "None" if value is None else f"of type {type(value).__name__}"
+    if isinstance(env.observation_space, _TEXT) and not isinstance(values["observation"], str):
+        return f"an observation of type {type(values['observation']).__name__}; return a str"
+    if not isinstance(values["info"], Mapping):
+        return f"an info of type {type(values['info']).__name__}; return a dict"
+    reward = values.get("reward", 0.0)
+    if not isinstance(reward, SupportsFloat) or not math.isfinite(float(reward)):
+        return f"the reward {reward!r:.80}; return a finite number"
+    for name in ("terminated", "truncated"):
+        if not isinstance(values.get(name, False), int | np.bool_):
+            return f"{name} {values[name]!r:.80}; return a bool"
+    return ""
 
 
 def _as_list(value: Any) -> Any:
@@ -387,7 +359,7 @@ def _as_list(value: Any) -> Any:
     raise NotImplementedError(f"no JSON for {type(value).__name__}")
 
 
-def _failure(names: str, error: Exception) -> WrapperFailed:
+def _failure(names: str, error: BaseException) -> WrapperFailed:
     several = "one of the wrappers" if "," in names else "wrapper"
     return WrapperFailed(
         f"{several} {names} raised {type(error).__name__}: {error}. Fix or remove it"

@@ -18,7 +18,7 @@ from check import BENCHMARKS, Check, steps_of
 
 from agentgym_env.run_store import RunStore
 from agentgym_train.config.read import read_config
-from agentgym_train.rollout.policy_name import parse_policy
+from agentgym_train.rollout.policy_spec import parse_policy
 
 RECIPE = BENCHMARKS.parent / "examples" / "train" / "textcraft"
 EVAL_S = 150.0

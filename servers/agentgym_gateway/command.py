@@ -66,9 +66,8 @@ def _serve(
     from agentgym_gateway.server import Gateway
     from agentgym_train.models.loading import quiet_libraries
     from agentgym_train.rollout.policy import Policy, give_weights, make_policy
-    from agentgym_train.rollout.policy_name import parse_policy
+    from agentgym_train.rollout.policy_spec import parse_policy, served_policy
     from agentgym_train.rollout.runner import RolloutRunner
-    from agentgym_train.rollout.served_policy import served_policy
 
     if command:
         Command(tuple(command)).check()

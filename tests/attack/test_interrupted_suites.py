@@ -63,7 +63,7 @@ def test_a_suite_that_is_interrupted_at_random_equals_one_that_was_not(tmp_path)
     sys.stdout.write(f"{', '.join(moments)}\n")
 
 
-LEFT = {"trajectories/": None, "run.json.partial": '{"kin', "plan.json.partial": ""}
+LEFT = {"trajectories/": None, "run.json.partial": '{"kin'}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from agentgym_env.printable import one_line
 from agentgym_env.run_store import RunStore
 from agentgym_train.audit import audit as check
 from agentgym_train.audit import printing
-from agentgym_train.audit.rules import ConversationDifference
+from agentgym_train.audit.rules import ConversationDifference, RuleResult
 from agentgym_train.cli.audit import audit as audit_command
 from examples.small_models import small_policy
 from tests.train.auditing import QUICK, RULES, failed, findings, subject_with
@@ -32,7 +32,7 @@ def test_a_healthy_model_passes_every_rule(name):
     found = findings(subject_with(APPEND_ONLY[name], replace(QUICK, turns=3)))
     assert {f.status for f in found.values()} == {"pass", "skipped"}
     skipped = {name for name, f in found.items() if f.status == "skipped"}
-    assert skipped == {"stored episodes", "stored log-probs"}
+    assert skipped == {"stored episodes"}
     assert found["log-probs"].figures["max"] < 1e-5
     assert " 0 of them truncated" not in found["episodes"].detail
 
@@ -70,26 +70,13 @@ def _replaced(struct, **changes):
     return type(struct)(**{**{f: getattr(struct, f) for f in struct.__struct_fields__}, **changes})
 
 
-def _at_step(number):
-    def change(trajectory):
-        tokens = trajectory.tokens
-        versions = [number if m else -1 for m in tokens.loss_mask]
-        return _replaced(trajectory, tokens=_replaced(tokens, versions=versions))
-
-    return change
+STORED = ("stored episodes",)
 
 
-STORED = ("stored episodes", "stored log-probs")
-
-
-def test_a_runs_stored_episodes_are_held_against_its_last_weights(tmp_path):
-    run = run_of(tmp_path, subject_with(), _at_step(5))
-    found = findings(run, *STORED)
-    assert {f.status for f in found.values()} == {"pass"}
-    assert "1 of 3 stored episodes have no tokens" in found["stored episodes"].notes[0]
-    with torch.no_grad():
-        run.model.lm_head.weight.mul_(1.5)
-    assert failed(run, *STORED) == {"stored log-probs"}
+def test_a_runs_stored_episodes_are_held_against_its_model(tmp_path):
+    found = findings(run_of(tmp_path, subject_with()), *STORED)["stored episodes"]
+    assert found.status == "pass" and found.detail.startswith("2 stored episodes have the tokens")
+    assert "1 of 3 stored episodes have no tokens" in found.notes[0]
 
 
 def test_a_stored_mask_that_is_shifted_fails_with_the_line(tmp_path):
@@ -116,9 +103,9 @@ def test_the_command_passes_shows_spans_without_colour_and_writes_json(tmp_path)
     done = CliRunner().invoke(APP, [*words, "--json", str(tmp_path / "audit.json")])
     assert done.exit_code == 0, done.output
     assert "legend" in done.output and "TRAINED [" in done.output and "masked  [" in done.output
-    assert "rules passed, 0 failed, 2 skipped" in done.output
+    assert "rules passed, 0 failed, 1 skipped" in done.output
     written = json.loads((tmp_path / "audit.json").read_text())
-    assert written["passed"] and written["counts"] == {"pass": 15, "FAIL": 0, "skipped": 2}
+    assert written["passed"] and written["counts"] == {"pass": 12, "FAIL": 0, "skipped": 1}
     assert [rule["rule"] for rule in written["rules"]] == list(RULES)
     assert all(rule["proves"].endswith(".") for rule in written["rules"])
 
@@ -159,7 +146,8 @@ def test_terminal_escapes_are_shown_as_text():
     subject = subject_with(settings=replace(QUICK, turns=12, episodes=2))
     with (console := Console(record=True, force_terminal=False, width=10_000)).capture() as said:
         printing.print_spans(console, subject, 10)
-        printing._print_place(console, ConversationDifference("x", 1, [1], [2], hostile, hostile))
+        place = ConversationDifference("x", 1, [1], [2], hostile, hostile)
+        printing.print_finding(console, RuleResult(hostile, [hostile], status="FAIL", place=place))
     assert "\\x1b[31mred" in said.get()
     assert "\x1b" not in said.get() and "\x07" not in said.get() and "\u202e" not in said.get()
 

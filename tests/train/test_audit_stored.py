@@ -21,7 +21,6 @@ from tests.train.auditing import findings
 from tests.train.inprocess import rollouts
 from tests.train.templates import tokenizer_with
 
-STORED = ("stored episodes", "stored log-probs")
 INSTRUCTION = "Guess."
 
 
@@ -75,13 +74,11 @@ def run_of(tmp_path, make_host, agent, change=lambda t: t, **limits):
 def test_a_run_of_any_agent_holds_with_every_row(tmp_path, make_host, agent, rows):
     run, trajectories = run_of(tmp_path, make_host, agent)
     assert max(len(t.rows) for t in trajectories) == rows
-    found = findings(run, *STORED)
-    assert {f.status for f in found.values()} == {"pass"}, found
-    sampled = sum(sum(row.loss_mask) for t in trajectories for row in t.rows)
-    assert found["stored log-probs"].figures["tokens"] <= sampled
+    found = findings(run, "stored episodes")["stored episodes"]
+    assert found.status == "pass", found
     if rows > 1:
         count = sum(len(t.rows) for t in trajectories)
-        assert f"in {count} rows because of context resets" in found["stored episodes"].detail
+        assert f"in {count} rows because of context resets" in found.detail
 
 
 def test_an_episode_that_had_no_room_to_answer_holds_too(tmp_path, make_host):

@@ -27,7 +27,6 @@ from agentgym_train.evaluation.report import (
 from agentgym_train.evaluation.tables import (
     MAX_CATEGORIES,
     as_csv,
-    draw_if_possible,
     evaluation_json,
     grids_of,
     report_bars,
@@ -124,7 +123,7 @@ def test_policies_are_compared_on_the_episodes_both_finished():
         compare(ours, [replace(e, seed=e.seed + 100) for e in theirs], seed=0)
 
 
-def test_several_comparisons_are_corrected_and_a_wrong_baseline_is_named():
+def test_several_comparisons_are_corrected():
     each = {"a": played(*[1] * 16), "b": played(*[0] * 16), "c": played(*[1] * 8, *[0] * 8)}
     versus = comparisons_of(PLAN, each, None)
     by_success = [v for v in versus if v.figure == "success"]
@@ -132,8 +131,6 @@ def test_several_comparisons_are_corrected_and_a_wrong_baseline_is_named():
     assert by_success[0].p_holm == pytest.approx(2 * by_success[0].p)
     assert {v.baseline for v in comparisons_of(PLAN, each, "c")} == {"c"}
     assert comparisons_of(PLAN, {"a": each["a"]}, None) == []
-    with pytest.raises(BadRequest, match="--baseline 'd' is not one of 'a', 'b', 'c'"):
-        comparisons_of(PLAN, each, "d")
 
 
 def test_a_policy_compared_with_itself_is_significant_in_five_of_a_hundred_repeats_at_most():
@@ -189,7 +186,7 @@ def test_tables_csv_and_chart_take_any_name(tmp_path):
     lines = list(csv.DictReader(io.StringIO(as_csv(reports))))
     assert [line["policy"] for line in lines] == [HOSTILE, HOSTILE, "'=cmd()", "'=cmd()"]
     assert float(lines[0]["success"]) == 0.75 and float(lines[0]["pass_at_2"]) == 1.0
-    assert draw_if_possible(*report_bars(reports), tmp_path / "chart.png") == ", .png"
+    assert bar_chart(*report_bars(reports), tmp_path / "chart.png") == ", .png"
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -178,7 +178,9 @@ def test_the_state_of_another_schedule_is_refused():
 
 
 def test_a_schedule_that_cannot_be_called_is_named():
-    with pytest.raises(ConfigError, match="the horizon schedule 'os:path' is a module"):
+    with pytest.raises(
+        ConfigError, match="the horizon schedule os:path is called with turns: TypeError: 'module'"
+    ):
         make_horizon({"type": "os:path", "turns": 5})
     with pytest.raises(ConfigError, match=r"is called with turns, every=\.\.\.: .*'every'"):
         make_horizon({"type": "builtins:sum", "turns": [5], "every": 3})

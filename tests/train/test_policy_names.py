@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentgym_env.errors import BadRequest
-from agentgym_train.rollout.policy_name import PolicyName, parse_labelled, parse_policy
+from agentgym_train.rollout.policy_spec import PolicyName, parse_labelled, parse_policy
 from tests.train.small import save_tiny_policy
 
 

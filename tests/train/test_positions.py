@@ -8,8 +8,6 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentgym_env.errors import ConfigError
-from agentgym_train.audit.model_rules import RULES
-from agentgym_train.audit.rules import check_rule
 from agentgym_train.audit.subject import AuditedModel
 from agentgym_train.config.learn import SFTConfig
 from agentgym_train.config.policy import AuditSettings, PolicyConfig
@@ -109,23 +107,15 @@ def test_a_command_that_samples_refuses_it_too(tmp_path):
         assert status == 2 and "but the model has 256 positions" in output, output
 
 
-def test_an_audit_reports_positions_and_fails_beyond_them():
-    rule = RULES["positions"]
+def test_an_audit_has_the_positions_of_its_model_and_refuses_more():
+    def subject(model, **changes):
+        return AuditedModel("tiny", model, textcraft_tokenizer(), AuditSettings(**changes))
 
-    def finding(**changes):
-        settings = AuditSettings(**changes)
-        subject = AuditedModel("tiny", tiny_model(), textcraft_tokenizer(), settings)
-        return check_rule("positions", rule, subject)
-
-    assert (finding().status, finding().detail) == ("pass", "8192 positions, max_tokens 4096")
-    failed = finding(max_tokens=9000)
-    assert failed.status == "FAIL"
-    assert failed.detail == "max_tokens is 9000, but the model has 8192 positions"
-    assert "to at most 8192" in failed.remedy
+    assert subject(tiny_model()).settings.max_tokens == 4096
+    with pytest.raises(ConfigError, match="max_tokens is 9000, but the model has 8192 positions"):
+        subject(tiny_model(), max_tokens=9000)
     gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **OLD_SIZE))
-    subject = AuditedModel("gpt2", gpt2, textcraft_tokenizer(), AuditSettings())
-    lowered = check_rule("positions", rule, subject)
-    assert lowered.detail == "256 positions, max_tokens 256"
+    assert subject(gpt2).settings.max_tokens == 256
 
 
 def test_a_config_of_sft_leaves_out_what_is_longer_than_the_positions():

@@ -7,7 +7,7 @@ from agentgym_train.config.files import local_path, starters
 from agentgym_train.config.read import parse_overrides, read_values
 from agentgym_train.models.available import check_available, find_local_models
 from agentgym_train.models.folders import is_model
-from agentgym_train.rollout.policy_name import parse_policy
+from agentgym_train.rollout.policy_spec import parse_policy
 
 WARM = "starter:textcraft/warm_policy"
 

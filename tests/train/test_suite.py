@@ -20,7 +20,7 @@ from agentgym_env.text_env import TaskSet
 from agentgym_train.config.files import local_path
 from agentgym_train.config.learn import AgentEvolConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
-from agentgym_train.evaluation.plan import chosen_tasks, eval_starts
+from agentgym_train.evaluation.plan import Evaluation, eval_starts
 from agentgym_train.evaluation.suite import read_suite
 from agentgym_train.runs.preflight import prepared
 
@@ -55,6 +55,11 @@ def written(folder: Path, *evaluations: dict, **more) -> str:
     return str(file)
 
 
+def chosen(*tasks: str) -> tuple[list[str], str]:
+    """The tasks of an evaluation and their split."""
+    return Evaluation(env="x", tasks=list(tasks)).chosen(KNOWN)
+
+
 def found_in(folder: Path) -> dict[str, dict]:
     """The results of a suite, by evaluation."""
     return json.loads((folder / "suite.json").read_text())["evaluations"]
@@ -64,11 +69,11 @@ def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
     rows = [{"item_id": "world_1", "conversations": None}, {"item_id": "world_0"}]
     path = tmp_path / "world_test.json"
     path.write_text(f"\n {json.dumps([*rows, rows[0]])}")
-    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
+    assert chosen(str(path)) == (["c", "a"], "several")
     path.write_text("\n".join(json.dumps(row) for row in rows))
-    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c", "a"], "several")
+    assert chosen(str(path)) == (["c", "a"], "several")
     path.write_text(json.dumps(rows[:1]))
-    assert chosen_tasks(KNOWN, [str(path)], "test", None, None) == (["c"], "test")
+    assert chosen(str(path)) == (["c"], "test")
 
 
 @pytest.mark.parametrize("text", ['[{"id": "world_1"}]', '["world_1"]', "[{", '[{"item_id": 1}]',
@@ -76,7 +81,7 @@ def test_agentgyms_item_ids_are_read_in_order_and_once(tmp_path):
 def test_a_file_that_is_not_agentgyms_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match="is no list of JSON objects with an item_id"):
-        chosen_tasks(KNOWN, [str(tmp_path / "x.json")], "test", None, None)
+        chosen(str(tmp_path / "x.json"))
 
 
 def test_episodes_for_an_evaluation_on_the_papers_tasks_are_collected_from_its_training_tasks():
@@ -90,14 +95,14 @@ def test_an_item_id_of_another_world_is_refused_with_its_place(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('[{"item_id": "world_0"}, {"item_id": "babyai_3"}]')
     with pytest.raises(ConfigError, match=r"x\.json', entry 2: no task 'babyai_3'"):
-        chosen_tasks(KNOWN, [str(path)], "test", None, None)
+        chosen(str(path))
 
 
 def test_a_file_of_ids_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "ids.txt").write_text("a\nc\n", encoding="utf-8-sig")
-    assert chosen_tasks(KNOWN, [str(tmp_path / "ids.txt")], "test", None, None)[0] == ["a", "c"]
+    assert chosen(str(tmp_path / "ids.txt"))[0] == ["a", "c"]
     (tmp_path / "ids.json").write_text('[{"item_id": "world_1"}]', encoding="utf-8-sig")
-    assert chosen_tasks(KNOWN, [str(tmp_path / "ids.json")], "test", None, None)[0] == ["c"]
+    assert chosen(str(tmp_path / "ids.json"))[0] == ["c"]
 
 
 def test_episodes_record_the_split_that_was_asked_for():
@@ -361,9 +366,12 @@ def test_other_settings_in_the_folder_of_a_suite_change_nothing(tmp_path, capsys
     before = contents(out)
     capsys.readouterr()
     for other, told in (
-        (["--seed", "5"], "another suite: textcraft has other seed"),
-        (["--env-kwargs", '{"babyai": {"legacy": true}}'], "babyai has other env_kwargs"),
-        (["--policy", "expert"], "has other policies"),
+        (["--seed", "5"], "another evaluation: seed is 0 there, 5 here"),
+        (
+            ["--env-kwargs", '{"babyai": {"legacy": true}}'],
+            "env_kwargs is {} there",
+        ),
+        (["--policy", "expert"], "another evaluation: policies is random=random there"),
     ):
         assert exit_of("eval", "--suite", str(tmp_path / "mine.yaml"), *words, *other) == 2
         assert told in " ".join(capsys.readouterr().err.split())
