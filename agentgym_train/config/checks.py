@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from inspect import get_annotations
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
@@ -198,6 +199,10 @@ def chosen(name: str, value: Typed, kinds: Mapping[str, type[_T]], further: str 
     return made(kinds[kind], rest, name, kind)
 
 
+_FIELDS: Final = "__dataclass_fields__"
+"""What a dataclass has, and a class that only inherits from one does not have itself."""
+
+
 def object_of(
     key: str, setting: Typed, kinds: Mapping[str, type], base: type, needs: str = ""
 ) -> Any:
@@ -208,8 +213,12 @@ def object_of(
     """
     name, values = type_and_fields(setting)
     kind = kinds.get(name) or _own(key, name, kinds, base, needs)
-    has_own_init = "__init__" in vars(kind) and "__dataclass_fields__" not in vars(kind)
-    if is_dataclass(kind) and not has_own_init:
+    own = [vars(each) for each in kind.__mro__ if each not in base.__mro__]
+    inits = (_FIELDS in each for each in own if _FIELDS in each or "__init__" in each)
+    by_fields = next(inits, True)  # whether the nearest `__init__` is a dataclass's
+    if values and by_fields and get_annotations(kind) and _FIELDS not in vars(kind):
+        raise ConfigError(f"{name} has fields and is not a dataclass; write `@dataclass` above it")
+    if is_dataclass(kind) and by_fields:
         return made(kind, values, key, name)
     try:
         return kind(**values)

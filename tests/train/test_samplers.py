@@ -209,7 +209,7 @@ HERE = __name__
         (f"{HERE}:Nobody", r"cannot import .*:Nobody' of sampler"),
         ("json:JSONDecoder", "is not for sampler; write `class JSONDecoder\\(TaskSampler\\)`"),
         (f"{HERE}:NoDraw", "does not define next"),
-        ({"type": f"{HERE}:Fields", "rate": 2}, "unknown key rate in sampler of type"),
+        ({"type": f"{HERE}:Fields", "rate": 2}, "not a dataclass; write `@dataclass` above"),
         ({"type": f"{HERE}:Broken", "rate": 2}, "made with rate: ZeroDivisionError: 2"),
         ({"type": f"{HERE}:Backwards", "lst": 2}, "made with lst: TypeError"),
         ({"type": "uniform", "tasks": True}, "no keys are allowed here"),
