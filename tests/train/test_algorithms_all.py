@@ -141,7 +141,7 @@ def test_those_with_a_critic_say_so():
         (
             "reinforce_pp",
             {"kl": 0.1},
-            "of an earlier version: kl: write `beta: 0.1` instead",
+            "of an earlier version: kl: write `beta: VALUE` instead",
         ),
         ("turn_returns", {"gamma": 2}, "gamma is at most 1, got 2"),
         (
