@@ -210,7 +210,7 @@ def test_a_run_that_cannot_start_says_why_and_leaves_no_folder(tmp_path):
         (["--env", "agentgym/TextCart-v0"], "agentgym/TextCraft-v0"),
         (["--algorithm", "grop"], "unknown algorithm 'grop'"),
         (["--split", "validation"], "validation"),
-        (["trainer_args.betta=0.1"], "unknown key betta in trainer_args; did you mean beta?"),
+        (["trainer_args.max_grad_nrm=1"], "did you mean max_grad_norm?"),
     ):
         status, output = finish(Command("train", config, *words))
         assert status == 2 and said in output and "Traceback" not in output, output
