@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from inspect import get_annotations
-from typing import Any
+from typing import Any, Final
 
 from agentgym_env.entry_points import load_named
 from agentgym_env.errors import AgentGymError, BadRequest, ConfigError
 from agentgym_train.config.checks import Typed, made, type_and_fields
+
+_FIELDS: Final = "__dataclass_fields__"
+"""What a dataclass has, and a class that only inherits from one does not have itself."""
 
 
 def object_of(
@@ -22,9 +25,12 @@ def object_of(
     """
     name, values = type_and_fields(setting)
     kind = kinds.get(name) or _own(key, name, kinds, base, needs)
-    if values and _lacks_decorator(kind, base):
+    own = [vars(each) for each in kind.__mro__ if each not in base.__mro__]
+    inits = (_FIELDS in each for each in own if _FIELDS in each or "__init__" in each)
+    by_fields = next(inits, True)  # whether the nearest `__init__` is a dataclass's
+    if values and by_fields and get_annotations(kind) and _FIELDS not in vars(kind):
         raise ConfigError(f"{name} has fields and is not a dataclass; write `@dataclass` above it")
-    if is_dataclass(kind) and _is_made_by_its_fields(kind):
+    if is_dataclass(kind) and by_fields:
         return made(kind, values, key, name)
     try:
         return kind(**values)
@@ -62,20 +68,3 @@ def _own(key: str, name: str, kinds: Mapping[str, Any], base: type, needs: str) 
     if needs and getattr(kind, needs) is getattr(base, needs):
         raise ConfigError(f"{name} does not define {needs}, which {key} needs")
     return kind
-
-
-def _lacks_decorator(kind: type, base: type) -> bool:
-    """Whether a class declares fields that no `__init__` takes."""
-    own = [vars(each) for each in kind.__mro__ if each not in base.__mro__]
-    made = any("__init__" in each and "__dataclass_fields__" not in each for each in own)
-    return bool(get_annotations(kind)) and "__dataclass_fields__" not in vars(kind) and not made
-
-
-def _is_made_by_its_fields(kind: type) -> bool:
-    """Whether no class before the last dataclass has an `__init__` of its own."""
-    for each in kind.__mro__:
-        if "__dataclass_fields__" in vars(each):
-            return True
-        if "__init__" in vars(each):
-            return False
-    return False

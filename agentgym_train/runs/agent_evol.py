@@ -237,10 +237,10 @@ class AgentEvol:
             data = SFTDataset.from_episodes(settings, policy.tokenizer, found, [])
             for message in data.sentences():
                 notifier(self.console)(message)
-            run_agent_evol = Run(
+            part = Run(
                 settings, self.learning, store, self.console, self.worlds, policy, is_part=True
             )
-            run_agent_evol.play(
+            part.play(
                 lambda store: AgentSFTTrainer(
                     policy.model, policy.tokenizer, data.rows, settings, store.checkpoints
                 ),

@@ -123,9 +123,9 @@ def run_method(
     if not resumes:
         # All checks have passed: only now move an earlier run.
         on_main_process(lambda: new_folder(config, path, console))
-    run_method = Run(config, method, RunStore.open(path), console, worlds, policy)
+    run = Run(config, method, RunStore.open(path), console, worlds, policy)
     try:
-        return interruptible(lambda: run_method.play(make_trainer, checkpoint), config, console)
+        return interruptible(lambda: run.play(make_trainer, checkpoint), config, console)
     finally:
         worlds.run(policy.close())
 
@@ -438,9 +438,9 @@ class TrainedFurther(TrainerCallback):
         _write_steps(self._config, self._store)
         # A run whose last checkpoint is lost resumes from an earlier one than its results are of.
         reached = [row["step"] for row in self._store.metrics()[0]]
-        run_method, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
+        run, folder = self._store.path, f"step-{max([state.global_step, *reached])}"
         self._store.set_aside(*_RESULTS, folder=folder)
-        find_base_again(run_method / folder / "model", before=run_method / "model")
+        find_base_again(run / folder / "model", before=run / "model")
 
 
 def _write_steps(config: RunConfig, store: RunStore) -> None:
