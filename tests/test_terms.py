@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,10 @@ OBSERVATIONS = (
 """Texts that policies see: to change them would change what policies are trained on."""
 
 
+parsed = cache(ast.parse)
+"""The tree of a source, which several tests read."""
+
+
 def sources() -> Iterator[tuple[Path, str]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -138,7 +143,7 @@ def objections(line: str) -> Iterator[str]:
 def test_names_are_those_of_the_field():
     found = []
     for path, text in sources():
-        for name, line in [(path.stem, 1), *defined(ast.parse(text))]:
+        for name, line in [(path.stem, 1), *defined(parsed(text))]:
             new = replacement(name, path)
             if new is not None:
                 found.append(f"{path}:{line}: {name} -> {new}")
@@ -150,7 +155,7 @@ def public_definitions() -> Iterator[tuple[str, str]]:
     for path, text in sources():
         if path.is_relative_to(path.parts[0] + "/cli") or not any(map(path.is_relative_to, CORE)):
             continue
-        for node in ast.parse(text).body:
+        for node in parsed(text).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.name, str(path)
 
@@ -171,7 +176,7 @@ def test_constructors_say_what_they_are_made_from():
     found = [
         f"{path}:{node.lineno}"
         for path, text in sources()
-        for kind in ast.walk(ast.parse(text))
+        for kind in ast.walk(parsed(text))
         if isinstance(kind, ast.ClassDef)
         for node in kind.body
         if isinstance(node, ast.FunctionDef) and node.name == "of"

@@ -98,8 +98,7 @@ class AgentActor(Actor):
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
         """Start the conversation."""
-        message = self._checked(self.agent.begin(observation))
-        self._acts = message.acts
+        message = self._accepted(self.agent.begin(observation))
         self.open(message.text, seed)
 
     async def act(self) -> ActorOutput | None:
@@ -112,8 +111,8 @@ class AgentActor(Actor):
             action = self.agent.format.parse(text)
             self._calls = action.calls if isinstance(action, ToolCalls) else ()
             return ActorOutput(text, action, tokens=tokens, cut=self.was_cut)
-        message = self._checked(self.agent.after_non_action(text))
-        self._send(message)
+        message = self._accepted(self.agent.after_non_action(text))
+        self.append(message)
         return ActorOutput(text, None, message.text, tokens, cut=self.was_cut)
 
     async def adopt(self, output: ActorOutput) -> None:
@@ -135,36 +134,34 @@ class AgentActor(Actor):
 
     async def observe(self, observation: str, results: Sequence[str] = ()) -> None:
         """Send the agent's message about the observation."""
-        message = self._checked(self.agent.observed(observation))
+        message = self._accepted(self.agent.observed(observation))
         if message.text != observation or len(results) != len(self._calls):
             results = [message.text] * min(1, len(self._calls))
         given = zip(self._calls, results, strict=False)
-        self._send(message, [ToolResult(call.name, text) for call, text in given])
+        self.append(message, [ToolResult(call.name, text) for call, text in given])
 
     async def reflection(self, outcome: Outcome, observation: str) -> str | None:
         """The policy's answer to the agent's question, if it asks one."""
         message = self.agent.reflection(outcome, observation)
         if message is None:
             return None
-        self._send(self._checked(message))
+        self.append(self._accepted(message))
         sampled = await self.sample()
         return None if sampled is None else sampled[0]
 
     async def begin_again(self, reflection: str, observation: str) -> None:
         """Start another trial with the reflection on the last one."""
-        self._send(self._checked(self.agent.begin_again(reflection, observation)))
+        self.append(self._accepted(self.agent.begin_again(reflection, observation)))
 
-    def _checked(self, message: Message) -> Message:
+    def _accepted(self, message: Message) -> Message:
+        """What a method of the agent returned, which says whether the next response acts."""
         if not isinstance(message, Message):
             raise ConfigError(
                 f"a method of the agent {type(self.agent).__name__} returned a "
                 f"{type(message).__name__}; return a Message of agentgym_train.rollout.agent"
             )
-        return message
-
-    def _send(self, message: Message, results: Sequence[ToolResult] = ()) -> None:
         self._acts = message.acts
-        self.append(message, results)
+        return message
 
     def open(self, text: str, seed: int) -> None:
         """Start a conversation with its first message. `seed` is for this episode's sampling."""

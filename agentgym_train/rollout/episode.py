@@ -170,9 +170,11 @@ def _calls_of(output: ActorOutput) -> tuple[PlannedCall, ...]:
 
 def _turn_of(output: ActorOutput, results: Sequence[_Result]) -> Turn:
     """The turn of a response with these results; with several calls its info has each of them."""
+    action = output.action
     infos = [result.info for result in results if result.is_of_env]
-    info = infos[-1] if infos else {**INVALID} if results else {}
-    if len(_calls_of(output)) > 1 and results:
+    # A response without a call that was carried out is invalid, unless it is unanswered.
+    info = next(reversed(infos), {**INVALID} if results else {})
+    if isinstance(action, ToolCalls) and len(action.calls) > 1 and results:
         rows = [
             {"action": r.action, "observation": r.observation, "reward": r.reward} for r in results
         ]
@@ -182,7 +184,7 @@ def _turn_of(output: ActorOutput, results: Sequence[_Result]) -> Turn:
         info = {**info, **WITHOUT_LOSS}
     return Turn(
         output.response,
-        str.__str__(output.action) if isinstance(output.action, str) else "",
+        str.__str__(action) if isinstance(action, str) else "",
         "\n\n".join(result.observation for result in results),
         sum((result.reward for result in results), 0.0),
         info,

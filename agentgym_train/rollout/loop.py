@@ -20,6 +20,7 @@ from agentgym_train.rollout.run_episode import (
     EpisodeActor,
     EpisodeActorFactory,
     EpisodeResult,
+    EpisodeSetup,
     run_episode,
 )
 from agentgym_train.rollout.wrapping import Wrapping
@@ -91,10 +92,12 @@ class Rollouts:
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline
     ) -> EpisodeResult:
         actor = self._new_actor()
-        limits, wrapping = self.concurrency_limits, self._wrapping
+        setup = EpisodeSetup(
+            self._client, start, horizon, self.concurrency_limits, clock, self._wrapping, step
+        )
         if isinstance(actor, EpisodeActor):
-            return await actor.play(self._client, start, horizon, limits, clock, wrapping, step)
-        return await run_episode(actor, self._client, start, horizon, limits, clock, wrapping, step)
+            return await actor.play(setup)
+        return await run_episode(actor, setup)
 
     async def _play_with_retries(
         self, start: EpisodeSpec, horizon: int, step: int, clock: Deadline

@@ -239,13 +239,11 @@ def _own_engine(
         if getattr(kind, name, None) is getattr(GenerationEngine, name) or not hasattr(engine, name)
     ]
     if missing:
-        base = (
-            ""
-            if is_ours
-            else (
+        message = f"the engine {settings.name} has no {' and no '.join(missing)}"
+        if not is_ours:
+            message += (
                 f"; write `class {settings.name.rpartition(':')[2]}(GenerationEngine)` with `from "
                 "agentgym_train.engines.base import GenerationEngine`"
             )
-        )
-        raise ConfigError(f"the engine {settings.name} has no {' and no '.join(missing)}{base}")
+        raise ConfigError(message)
     return engine

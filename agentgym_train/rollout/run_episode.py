@@ -36,6 +36,15 @@ class EpisodeResult:
 class DeadlinePassed(EnvironmentLost):
     """The time limit passed, mostly while waiting for the environment."""
 
+    def __init__(self, clock: Deadline, world_s: float, wrapper: str = "") -> None:
+        """`world_s` is how long the environment took, at last in `wrapper`, if that is named."""
+        where = f", at last in wrapper {wrapper}; fix it" if wrapper else "; use more servers"
+        super().__init__(
+            f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited "
+            f"{world_s:.1f} s for the environment{where} or raise the limit",
+            "deadline",
+        )
+
 
 class AgentCrashed(EpisodeFailure):
     """A black-box agent failed after replies of the policy.
@@ -58,20 +67,37 @@ class AgentCrashed(EpisodeFailure):
         return said <= again
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeSetup:
+    """What an episode is played with, whoever plays it."""
+
+    client: AsyncEnvClient
+    spec: EpisodeSpec
+    horizon: int
+    """Maximum turns."""
+    limits: ConcurrencyLimits
+    clock: Deadline
+    """What `limits.episode(name)` gives."""
+    wrapping: Wrapping | None = None
+    step: int = 0
+    """The optimizer step."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the sampling."""
+        return draw_seed(self.spec.seed, self.spec.task, self.spec.sample, self.step)
+
+    async def open(self) -> AsyncSession:
+        """A new session, with the wrappers."""
+        session = await self.client.open()
+        return session if self.wrapping is None else self.wrapping.wrap(session)
+
+
 class EpisodeActor(ABC):
     """Plays a whole episode in its own way, as a black-box agent does that no `Episode` asks."""
 
     @abstractmethod
-    async def play(
-        self,
-        client: AsyncEnvClient,
-        spec: EpisodeSpec,
-        horizon: int,
-        limits: ConcurrencyLimits,
-        clock: Deadline,
-        wrapping: Wrapping | None,
-        step: int,
-    ) -> EpisodeResult:
+    async def play(self, setup: EpisodeSetup) -> EpisodeResult:
         """Play one attempt; raises if the environment, the engine or the agent is lost."""
 
 
@@ -79,36 +105,23 @@ EpisodeActorFactory = Callable[[], Actor | EpisodeActor]
 """Makes what plays an episode: mostly an actor."""
 
 
-async def run_episode(
-    actor: Actor,
-    client: AsyncEnvClient,
-    spec: EpisodeSpec,
-    horizon: int,
-    limits: ConcurrencyLimits,
-    clock: Deadline,
-    wrapping: Wrapping | None,
-    step: int,
-) -> EpisodeResult:
+async def run_episode(actor: Actor, setup: EpisodeSetup) -> EpisodeResult:
     """Open a session, play the episode, and close the session in any case.
-
-    `clock` is what `limits.episode(name)` gives, `step` the optimizer step, which the seed of
-    sampling depends on. `RolloutRunner` calls it for many episodes.
 
     After the time limit the attempt ends as `policy_timeout`, and its turns are trained on, if it
     waited longer for the policy than for the environment. Otherwise it raises `DeadlinePassed`, and
     the episode is lost. Raises if the environment or the engine is lost.
     """
-    seed = draw_seed(spec.seed, spec.task, spec.sample, step)
-    episode = Episode(cast(Actor, _LimitedActor(actor, limits, clock)), spec, horizon, seed)
+    limits, clock = setup.limits, setup.clock
+    limited = cast(Actor, _LimitedActor(actor, limits, clock))
+    episode = Episode(limited, setup.spec, setup.horizon, setup.seed)
     session: AsyncSession | None = None
     has_ended = False
     try:
         try:
             async with clock.limit() as limit:
                 async with limits.environment.call(clock, "a new session"):
-                    session = await client.open()
-                    if wrapping is not None:
-                        session = wrapping.wrap(session)
+                    session = await setup.open()
                 outcome = await episode.play(
                     cast(AsyncSession, _LimitedSession(session, limits, clock))
                 )
@@ -189,13 +202,7 @@ def _out_of_time(episode: Episode, session: AsyncSession | None, clock: Deadline
     policy_s, world_s = clock.waited["policy"], clock.waited["environment"]
     if world_s >= policy_s:
         within = session.current_wrapper if isinstance(session, WrappedSession) else ""
-        raise DeadlinePassed(
-            f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited "
-            f"{world_s:.1f} s for the environment"
-            + (f", at last in wrapper {within}; fix it" if within else "; use more servers")
-            + " or raise the limit",
-            "deadline",
-        )
+        raise DeadlinePassed(clock, world_s, within)
     turn = episode.unanswered()
     if turn is not None:
         # Its tokens were sampled, whatever the environment did.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentgym_env.client.aio import AsyncEnvClient, AsyncSession
+from agentgym_env.client.aio import AsyncSession
 from agentgym_env.errors import AgentGymError, EnvironmentLost, Outcome
 from agentgym_env.tools import ToolSpec
 from agentgym_env.trajectory import Turn
@@ -19,16 +19,14 @@ from agentgym_gateway.episode import FinishedEpisode, GatewayEpisode
 from agentgym_gateway.programs import AgentLost, EpisodeAccess, Program, raised
 from agentgym_gateway.server import Gateway
 from agentgym_train.engines.base import EngineLost
-from agentgym_train.rollout.actors import draw_seed
-from agentgym_train.rollout.episode import EpisodeSpec
-from agentgym_train.rollout.limits import ConcurrencyLimits, Deadline
+from agentgym_train.rollout.limits import Deadline
 from agentgym_train.rollout.run_episode import (
     AgentCrashed,
     DeadlinePassed,
     EpisodeActor,
     EpisodeResult,
+    EpisodeSetup,
 )
-from agentgym_train.rollout.wrapping import Wrapping
 
 GRACE_S: Final = 10.0
 """Seconds that an agent has to end after its episode is over."""
@@ -49,51 +47,41 @@ class GatewayActor(EpisodeActor):
     offers: bool = False
     """Whether a program elsewhere takes the episode."""
 
-    async def play(
-        self,
-        client: AsyncEnvClient,
-        spec: EpisodeSpec,
-        horizon: int,
-        limits: ConcurrencyLimits,
-        clock: Deadline,
-        wrapping: Wrapping | None,
-        step: int,
-    ) -> EpisodeResult:
+    async def play(self, setup: EpisodeSetup) -> EpisodeResult:
         """Open a session and an episode of the gateway, run the agent, and close both."""
+        spec, limits, clock = setup.spec, setup.limits, setup.clock
         await self.gateway.start()
         session: AsyncSession | None = None
         try:
             try:
                 environment = partial(limits.environment.call, clock)
                 async with clock.limit() as limit, environment("the reset"):
-                    session = await client.open()
-                    if wrapping is not None:
-                        session = wrapping.wrap(session)
+                    session = await setup.open()
                     reply = await session.reset(seed=spec.seed, task=spec.task)
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise _too_slow(clock, clock.waited["environment"]) from error
+                raise DeadlinePassed(clock, clock.waited["environment"]) from error
             episode = self.gateway.open_episode(
                 session,
                 observation=reply.observation,
                 instruction=self.instruction,
                 info=reply.info,
-                seed=draw_seed(spec.seed, spec.task, spec.sample, step),
-                horizon=horizon,
+                seed=setup.seed,
+                horizon=setup.horizon,
                 tools=self.tools,
                 policy=partial(limits.policy.call, clock),
                 environment=environment,
             )
             world_s, crash = 0.0, None
             try:
-                late, crash = await self._run(episode, spec, horizon, clock)
+                late, crash = await self._run(episode, setup)
                 world_s = clock.waited["environment"] + episode.step_s
             finally:
                 keep = episode.outcome is None or not episode.calls
                 finished = await self.gateway.close_episode(episode, keep_unheard=keep)
             if late and finished.outcome is None and world_s > clock.timeout_s / 2:
-                raise _too_slow(clock, world_s)
+                raise DeadlinePassed(clock, world_s)
             self._check_played(finished, late, crash, clock)
             limits.turns += len(finished.turns)
             limits.tokens += finished.tokens
@@ -122,22 +110,23 @@ class GatewayActor(EpisodeActor):
             raise crash or AgentLost(_SILENT)
 
     async def _run(
-        self, episode: GatewayEpisode, start: EpisodeSpec, horizon: int, clock: Deadline
+        self, episode: GatewayEpisode, setup: EpisodeSetup
     ) -> tuple[bool, AgentLost | None]:
         """Run the agent to its end or that of the episode.
 
         Returns whether time ran out, and how the agent failed before the end of the episode.
         """
+        spec = setup.spec
         access = EpisodeAccess(
-            self.gateway.base_url, episode.key, start.task, start.seed, episode.observation,
-            self.instruction, horizon,
+            self.gateway.base_url, episode.key, spec.task, spec.seed, episode.observation,
+            self.instruction, setup.horizon,
         )  # fmt: skip
         if self.offers:
             self.gateway.offer(episode, access.environ)
         running = asyncio.create_task(self.program.run(access))
         over = asyncio.create_task(episode.over.wait())
         try:
-            async with clock.limit() as limit:
+            async with setup.clock.limit() as limit:
                 await asyncio.wait([running, over], return_when=asyncio.FIRST_COMPLETED)
                 if not running.done():
                     await asyncio.wait([running], timeout=0.0 if self.offers else GRACE_S)
@@ -183,11 +172,3 @@ def _crashed(crash: AgentLost, result: EpisodeResult) -> AgentCrashed:
     *earlier, last = result.turns or [Turn("", "", "")]
     last = msgspec.structs.replace(last, info={**last.info, **CRASHED})
     return AgentCrashed(str(crash), replace(result, turns=[*earlier, last]))
-
-
-def _too_slow(clock: Deadline, world_s: float) -> DeadlinePassed:
-    return DeadlinePassed(
-        f"the episode exceeded episode_timeout_s {clock.timeout_s:g} and waited {world_s:.1f} s "
-        "for the environment; use more servers or raise the limit",
-        "deadline",
-    )

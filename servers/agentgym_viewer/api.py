@@ -226,7 +226,7 @@ class Api:
         run = self._runs.paths[name]
         settings = self._runs.config(name).get("env_kwargs")
         key = (location.run, location.name, location.start)
-        return self._pictures.picture_of(key, self._reader.read(run, location), settings or {})
+        return self._pictures.pictures_of(key, self._reader.read(run, location), settings or {})
 
     def _run(self, name: str) -> str:
         if name not in self._runs.paths:

@@ -56,7 +56,7 @@ class Pictures:
         except AgentGymError:
             return False
 
-    def picture_of(
+    def pictures_of(
         self, key: tuple[int, str, int], episode: StoredEpisode, settings: Mapping[str, Any]
     ) -> list[bytes]:
         """PNGs of the start and after each turn; `key` is the episode's run, file and position.

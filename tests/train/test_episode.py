@@ -17,7 +17,7 @@ from agentgym_train.rollout.actors import Actor, ActorOutput
 from agentgym_train.rollout.agent import Agent
 from agentgym_train.rollout.episode import Episode, EpisodeSpec
 from agentgym_train.rollout.limits import ConcurrencyLimits
-from agentgym_train.rollout.run_episode import run_episode
+from agentgym_train.rollout.run_episode import EpisodeSetup, run_episode
 from agentgym_train.rollout.tool_calls import PlannedCall, ToolCalls
 from tests.train.test_agents import played
 
@@ -88,9 +88,22 @@ def calls(*actions):
     return ToolCalls.from_calls([PlannedCall("act", a, "" if a else "bad call") for a in actions])
 
 
+def client_of(transport=None):
+    host = in_process_host(Counting, "x/Counting-v0")
+    return AsyncEnvClient(transport or AsyncInProcessTransport(host))
+
+
+async def result_of(actor, horizon):
+    """What `run_episode` makes of an episode."""
+    limits = ConcurrencyLimits()
+    with limits.episode("t") as clock:
+        setup = EpisodeSetup(client_of(), EpisodeSpec("t", 0), horizon, limits, clock)
+        return await run_episode(actor, setup)
+
+
 async def turns_of(actor, horizon):
     """(outcome, turns) of an episode."""
-    client = AsyncEnvClient(AsyncInProcessTransport(in_process_host(Counting, "x/Counting-v0")))
+    client = client_of()
     session = await client.open()
     episode = Episode(actor, EpisodeSpec("t", 0), horizon, 0)
     outcome = await episode.play(session)
@@ -128,7 +141,7 @@ async def test_a_malformed_call_after_the_end_leaves_the_turn_valid():
 
 async def test_the_calls_that_were_answered_stay_in_a_turn_that_is_interrupted():
     transport = Stopping(in_process_host(Counting, "x/Counting-v0"), steps=2)
-    session = await AsyncEnvClient(transport).open()
+    session = await client_of(transport).open()
     episode = Episode(Scripted([calls("a", None, "b", "c")]), EpisodeSpec("t", 0), 9, 0)
     playing = asyncio.create_task(episode.play(session))
     await transport.stopped.wait()
@@ -141,14 +154,9 @@ async def test_the_calls_that_were_answered_stay_in_a_turn_that_is_interrupted()
 
 
 async def test_the_score_is_that_of_the_last_trial():
-    client = AsyncEnvClient(AsyncInProcessTransport(in_process_host(Counting, "x/Counting-v0")))
-    limits = ConcurrencyLimits()
     scores = []
     for actor in (Scripted(["a", "b"]), Scripted(["a", "b"], []), Scripted(["a", "b"], ["a"])):
-        with limits.episode("t") as clock:
-            result = await run_episode(
-                actor, client, EpisodeSpec("t", 0), 9, limits, clock, None, 0
-            )
+        result = await result_of(actor, 9)
         scores.append((result.score, sum(turn.reward for turn in result.turns)))
     assert scores == [(2.0, 2.0), (0.0, 0.0), (1.0, 1.0)]
 
@@ -186,10 +194,6 @@ class Peeking(Scripted):
 
 
 async def test_an_actor_gets_the_session_itself():
-    transport = AsyncInProcessTransport(in_process_host(Counting, "x/Counting-v0"))
-    limits, actor = ConcurrencyLimits(), Peeking(["a"])
-    with limits.episode("t") as clock:
-        await run_episode(
-            actor, AsyncEnvClient(transport), EpisodeSpec("t", 0), 1, limits, clock, None, 0
-        )
+    actor = Peeking(["a"])
+    await result_of(actor, 1)
     assert isinstance(actor.session, AsyncSession)

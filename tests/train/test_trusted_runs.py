@@ -314,10 +314,10 @@ def test_pictures_are_drawn_with_settings_that_name_code_only_if_trusted(folder)
     episode = StoredEpisode(env="tests/Drawn-v0", task="1", observation="Go.")
     key, settings = (1, "p", 0), {"judge": "evil:reply"}
     with pytest.raises(NoPicture, match=r"env_kwargs\.judge='evil:reply'.*--trust"):
-        Pictures().picture_of(key, episode, settings)
+        Pictures().pictures_of(key, episode, settings)
     assert not (folder / "imported").exists()
-    assert len(Pictures().picture_of(key, episode, {})) == 1
-    assert len(Pictures(trusted=True).picture_of(key, episode, settings)) == 1
+    assert len(Pictures().pictures_of(key, episode, {})) == 1
+    assert len(Pictures(trusted=True).pictures_of(key, episode, settings)) == 1
     assert (folder / "imported").exists()
 
 
