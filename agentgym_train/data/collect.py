@@ -26,7 +26,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.episodes import EpisodeFilter
 from agentgym_train.config.policy import CollectConfig
 from agentgym_train.data.formats import describe_broken
-from agentgym_train.data.tokenize import sampled_tokens, token_counter
+from agentgym_train.data.tokenize import nothing_to_count, sampled_tokens, token_counter
 from agentgym_train.rollout.actors import MixedActor, draw_seed
 from agentgym_train.rollout.episode import EpisodeSpec
 from agentgym_train.rollout.policy_spec import PolicySpec, check_agent, parse_policy
@@ -239,6 +239,10 @@ def _collect(
     spec = PolicySpec(config, api_key=api_key)
     other = _mixed_in(config, api_key)
     check_agent(config.agent, [found.name for found in (spec, other) if found is not None])
+    if config.keep.max_episode_tokens is not None:
+        token_counter(config.keep.tokenizer)
+        if config.keep.tokenizer is None and (other is not None or not spec.name.reports_ids):
+            raise ConfigError(nothing_to_count(config.model))
     with RolloutRunner(
         config.env,
         config.servers,

@@ -177,11 +177,16 @@ def training_row(tokens: Tokens) -> dict[str, list[int]]:
 def sampled_tokens(trajectory: Trajectory) -> int:
     """The tokens of the longest context; raises `ConfigError` if no token ids are stored."""
     if not trajectory.rows:
-        raise ConfigError(
-            f"the episodes of {trajectory.policy!r} have no token ids to count; name the model "
-            "whose tokenizer counts them with --tokenizer"
-        )
+        raise ConfigError(nothing_to_count(trajectory.policy))
     return max(len(row.prompt_ids) + len(row.completion_ids) for row in trajectory.rows)
+
+
+def nothing_to_count(policy: str) -> str:
+    """Says that a policy's episodes have no token ids, and what counts them."""
+    return (
+        f"the episodes of {policy!r} have no token ids to count; name the model whose tokenizer "
+        "counts them with --tokenizer"
+    )
 
 
 def token_counter(tokenizer: str | None) -> CountTokens:

@@ -79,6 +79,11 @@ class PolicyName:
         """Whether the policy samples tokens at a temperature."""
         return self.kind not in ("expert", "random")
 
+    @property
+    def reports_ids(self) -> bool:
+        """Whether the ids of sampled tokens are known."""
+        return self.kind in ("hf", "vllm")
+
 
 @dataclass(slots=True)
 class PolicySpec:
