@@ -41,8 +41,10 @@ class StepShare:
     """`overlong_tokens`' of each trained episode."""
     sampled: int
     """Sampled tokens of the episodes that are not lost, those of rejected groups included."""
+    trained_tokens: int
+    """Those of the groups that are trained on."""
     behind: int
-    """Sum over those tokens of the policy's age in optimizer steps when it sampled them."""
+    """Sum over these of the policy's age in optimizer steps when it sampled them."""
     seconds: float
     """Time the step waited for its episodes."""
     not_finite: int
@@ -57,26 +59,29 @@ class StepShare:
         penalty: Callable[[Trajectory], float] = lambda _: 0.0,
     ) -> StepShare:
         """The share of one process; `penalty` is that on a long episode."""
-        played = [t for group in (*batch.trained, *batch.rejected) for t in group.episodes]
-        rows = [row for t in played if teaches(t.outcome) for row in t.rows]
-        sampled = [
-            (version, logprob)
-            for row in rows
-            for version, logprob, trained in zip(
-                row.versions, row.logprobs, row.loss_mask, strict=True
-            )
-            if trained
-        ]
+        trained, rejected = _sampled(batch.trained), _sampled(batch.rejected)
         return cls(
             [_without_tokens(group) for group in batch.trained],
             [_without_tokens(group) for group in batch.rejected],
             batch.dropped,
             [penalty(t) for group in batch.trained for t in group.episodes if t.tokens],
-            len(sampled),
-            sum(step - version for version, _ in sampled),
+            len(trained) + len(rejected),
+            len(trained),
+            sum(step - version for version, _ in trained),
             seconds,
-            sum(not math.isfinite(logprob) for _, logprob in sampled),
+            sum(not math.isfinite(logprob) for _, logprob in (*trained, *rejected)),
         )
+
+
+def _sampled(groups: Sequence[Group]) -> list[tuple[int, float]]:
+    """(version of the weights, log-probability) of the sampled tokens of their episodes."""
+    rows = [r for group in groups for t in group.episodes if teaches(t.outcome) for r in t.rows]
+    return [
+        (version, logprob)
+        for row in rows
+        for version, logprob, mask in zip(row.versions, row.logprobs, row.loss_mask, strict=True)
+        if mask
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,8 @@ class Step:
         trained, rejected = self.trained, self.rejected
         figures = self.metrics_in(None) | {
             "sampled_tokens": float(self.sampled),
-            "staleness": sum(share.behind for share in self.shares) / max(1, self.sampled),
+            "staleness": sum(share.behind for share in self.shares)
+            / max(1, sum(share.trained_tokens for share in self.shares)),
             "dropped": float(len(self.dropped) * self.group_size),
             "rollout_seconds": max(share.seconds for share in self.shares),
         }

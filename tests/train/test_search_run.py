@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_the_search_quickstart_takes_its_steps(tmp_path):
     values = yaml.safe_load((ROOT / "examples/train/search/small.yaml").read_text())
-    assert values["horizon"] == [4, 6, 8]
+    assert values["horizon"]["turns"] == [4, 6, 8]
     changes = {
         "output_dir": str(tmp_path / "run"), "steps": 2, "prompts_per_step": 2,
-        "num_generations": 2, "turn_max_tokens": 8, "horizon": {"every": 1},
+        "num_generations": 2, "turn_max_tokens": 8, "horizon": {**values["horizon"], "every": 1},
         "eval": {"before": False, "after": False}, "trainer_args": {"warmup_steps": 0},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, **changes}))

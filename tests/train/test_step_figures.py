@@ -35,13 +35,18 @@ def metrics_of(*shares, envs=("e",)):
     return Step(shares, group_size=2).metrics(envs)
 
 
-def test_staleness_is_the_mean_age_of_the_sampled_tokens_of_all_rows():
+def test_staleness_is_the_mean_age_of_the_trained_tokens_of_all_rows():
     played = [episode(3, -1, 5, further=[[5, 5]]), episode(1, outcome="engine_lost")]
     own = share(*played, dropped=1)
-    assert (own.sampled, own.behind, own.seconds) == (4, 2, 1.5)
+    assert (own.sampled, own.trained_tokens, own.behind, own.seconds) == (4, 4, 2, 1.5)
     figures = metrics_of(own, share(*[episode(5)] * 4, seconds=2.5))
     assert (figures["staleness"], figures["dropped"], figures["rollout_seconds"]) == (0.25, 2, 2.5)
     assert (figures["sampled_tokens"], figures["lost"], figures["horizon"]) == (8, 1, 1)
+
+
+def test_an_episode_of_a_rejected_group_does_not_count_in_the_staleness():
+    figures = metrics_of(share(episode(4), rejected=[episode(0)]))
+    assert (figures["staleness"], figures["sampled_tokens"]) == (1, 2)
 
 
 def test_replaced_episodes_are_counted_where_they_cost_something():
