@@ -91,8 +91,11 @@ def stored_config(
         ) from error
 
 
-def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a YAML file, with `key=value` overrides applied."""
+def read_values(path: Path, overrides: Sequence[str] = (), list_key: str = "") -> dict[str, Any]:
+    """The values of a YAML file, with `key=value` overrides applied.
+
+    With `list_key`, a file that is a list has the value of this key alone.
+    """
     file = local_path(path)
     if file.is_dir():
         raise ConfigError(f"{path} is a folder; name a config file in it")
@@ -105,6 +108,8 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if _has_too_many(values):
         raise ConfigError(f"{path} has more than {_MAX_VALUES:,} values; aliases count as often")
+    if list_key and isinstance(values, list):
+        values = {list_key: values}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
     if "compute_environment" in values:

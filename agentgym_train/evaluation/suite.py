@@ -133,7 +133,7 @@ def read_suite(file: str) -> Suite:
     """The suite in a file, or in `starter:NAME`; raises `ConfigError` for one that is invalid."""
     if file == "paper" and not Path(file).exists():
         raise ConfigError("--suite paper is now --suite starter:suites/paper.yaml")
-    values = read_values(Path(file))
+    values = read_values(Path(file), list_key="evaluations")
     try:
         suite: Suite = converted_value(values, Suite, "suite")
         if not suite.evaluations:

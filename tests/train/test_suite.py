@@ -231,7 +231,8 @@ def test_a_bad_suite_is_one_error_with_file_and_entry_before_anything_is_played(
         ("notes: [x]", "evaluations is empty"),
         ("evaluations: [{name: x}]", "evaluations[0] needs a name and an env"),
         ("evaluations: textcraft", "suite.evaluations must be a list"),
-        ("- {name: x, env: textcraft}", "has no keys and values"),
+        ("- {name: x}", "evaluations[0] needs a name and an env"),
+        ("textcraft", "has no keys and values"),
         ("evaluations: [", "is not valid YAML"),
     ],
 )
@@ -240,6 +241,13 @@ def test_a_file_that_is_no_suite_is_an_error(tmp_path, text, told):
     with pytest.raises(ConfigError) as error:
         read_suite(str(tmp_path / "x.yaml"))
     assert told in str(error.value) and "x.yaml" in str(error.value)
+
+
+def test_a_suite_may_be_the_list_of_its_evaluations_alone(tmp_path):
+    alone, whole = tmp_path / "alone.yaml", tmp_path / "whole.yaml"
+    alone.write_text("- {name: x, env: textcraft}")
+    whole.write_text("evaluations: [{name: x, env: textcraft}]")
+    assert read_suite(str(alone)) == read_suite(str(whole))
 
 
 def test_the_papers_suite_has_its_sizes_and_a_row_for_each_of_its_models(tmp_path):
