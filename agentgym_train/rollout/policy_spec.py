@@ -138,9 +138,10 @@ class PolicySpec:
             finally:
                 run(self._endpoint.close())
         else:
+            policy = self._policy(instruction, tools)
+            # Only now, since it loads torch, and an unknown model is reported before.
             from agentgym_train.rollout.policy import give_weights
 
-            policy = self._policy(instruction, tools)
             try:
                 if policy.model is not None:
                     run(give_weights(policy))
