@@ -30,6 +30,8 @@ _TURNS = {
     "reasoning": [(_THOUGHT, OBSERVATIONS[1]), *_PLAIN_TURNS],
 }
 """(reply, observation) turns by their special property; replies have no surrounding spaces."""
+_LONG = "A long page. " * 800 + "Its end."
+"""An observation that a template may shorten."""
 _ACTIONS = ("plain", "an empty observation")
 """Of those, the conversations whose replies can be tool calls."""
 _KEEP = "use an append-only template, or set keep_reasoning: true to keep all sampled tokens"
@@ -111,8 +113,8 @@ def clock(subject: AuditedModel) -> RuleResult:
 
 def turn_deltas(subject: AuditedModel) -> RuleResult:
     """Appending turn by turn gives the same ids as rendering the whole conversation."""
-    compared = 0
-    for observation in OBSERVATIONS:
+    compared, observations = 0, [*OBSERVATIONS, _LONG]
+    for observation in observations:
         expected, found = _rendered_and_grown(subject, observation)
         at = first_difference(expected, found)
         if at is not None:
@@ -124,7 +126,7 @@ def turn_deltas(subject: AuditedModel) -> RuleResult:
                 subject.place("conversation", at, expected, found),
             )
         compared += len(found)
-    return RuleResult(f"{compared} ids are equal, for {len(OBSERVATIONS)} kinds of observations")
+    return RuleResult(f"{compared} ids are equal, for {len(observations)} kinds of observations")
 
 
 def _rendered_and_grown(subject: AuditedModel, observation: str) -> tuple[list[int], list[int]]:

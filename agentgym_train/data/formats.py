@@ -261,6 +261,8 @@ def _read_message(column: str, number: int, message: Any) -> tuple[str, str, Any
     role = values.get("from", values.get("role"))
     if not isinstance(role, str):
         raise ConfigError(f"message {number} of its {column} has no role")
+    if values.get("tool_calls"):
+        raise ConfigError(f"message {number} of its {column} calls tools, which are not read")
     text = values.get("value", values.get("content"))
     if isinstance(text, list):  # blocks, as in multimodal messages
         blocks = [block.get("text") for block in text if isinstance(block, dict)]

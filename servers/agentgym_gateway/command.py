@@ -63,18 +63,23 @@ def _serve(
     start: tuple[str | None, str, int, int],
 ) -> int:
     from agentgym_gateway.programs import Command
-    from agentgym_gateway.server import Gateway
-    from agentgym_train.models.loading import quiet_libraries
-    from agentgym_train.rollout.policy import Policy, give_weights, make_policy
+    from agentgym_train.models.available import check_available
     from agentgym_train.rollout.policy_spec import parse_policy, served_policy
-    from agentgym_train.rollout.runner import RolloutRunner
 
     if command:
         Command(tuple(command)).check()
-    quiet_libraries()
     name, console = parse_policy(config.model), Console()
     if name.kind not in ("hf", "vllm"):
         raise ConfigError(f"the gateway serves models (hf: or vllm:), got {config.model!r}")
+    if name.kind == "hf":
+        check_available(name.model)
+    # Only now, since it loads torch.
+    from agentgym_gateway.server import Gateway
+    from agentgym_train.models.loading import quiet_libraries
+    from agentgym_train.rollout.policy import Policy, give_weights, make_policy
+    from agentgym_train.rollout.runner import RolloutRunner
+
+    quiet_libraries()
     with ExitStack() as stack:
         runner: Any = stack.enter_context(RolloutRunner(env)) if env else None
         loop = runner.run if runner is not None else stack.enter_context(LoopRunner()).run

@@ -66,6 +66,13 @@ def test_a_template_that_strips_on_one_side_fails_where_the_ids_part():
     assert failed(kept, "turn deltas", "append-only") == {"turn deltas"}
 
 
+@pytest.mark.parametrize("shortened", ["[:4000]", "[-4000:]", " | truncate(2000)"])
+def test_a_template_that_shortens_long_texts_fails(shortened):
+    cut = CHATML.replace("{{ m['content'] }}", f"{{{{ m['content']{shortened} }}}}")
+    assert cut != CHATML
+    assert failed(subject_with(cut), "turn deltas") == {"turn deltas"}
+
+
 def test_a_template_with_the_time_of_day_fails_and_one_with_the_date_is_told():
     at = "<|im_start|>assistant\n"
     clock = CHATML.replace(at, "<|im_start|>assistant {{ strftime_now('%H:%M:%S') }}\n")

@@ -30,13 +30,13 @@ def config(tmp_path_factory):
     return write_config(tmp_path_factory.mktemp("config"))
 
 
-def refusal(*words: object, before: str = "") -> str:
+def refusal(*words: object, before: str = "", command: str = "train") -> str:
     """What a command says that is refused before anything heavy is loaded."""
     program = REFUSED.format(before=before, heavy=HEAVY)
-    command = [sys.executable, "-c", program, "train", *map(str, words)]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=child_environment(), timeout=240
-    )
+        [sys.executable, "-c", program, command, *map(str, words)],
+        capture_output=True, text=True, env=child_environment(), timeout=240,
+    )  # fmt: skip
     assert done.stdout.strip() == "status 2 loaded []", done.stdout + done.stderr
     assert "error: " in done.stderr and "Traceback" not in done.stderr
     return done.stderr.partition("error: ")[2]
@@ -63,6 +63,20 @@ def test_a_config_that_can_not_be_is_refused_at_once(config, word, said):
     with nobody() as place:
         assert said in refusal(config, *word.replace("NOBODY", place).split())
     assert not (config.parent / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("eval", ["--env", "TextCraft", "--policy", "hf:./nothing"]),
+        ("collect", ["--env", "TextCraft", "--policy", "hf:./nothing", "--out", "episodes"]),
+        ("gateway", ["--policy", "hf:./nothing"]),
+        ("audit", ["./nothing"]),
+    ],
+)
+def test_every_command_names_an_unknown_model_at_once(command, words):
+    assert "./nothing" in refusal(*words, command=command)
 
 
 def test_a_missing_extra_of_the_trainer_is_named_at_once(config):

@@ -194,6 +194,23 @@ def test_a_system_message_of_either_format_is_the_instruction(tmp_path):
         assert [turn.response for turn in read.turns] == ["ok", "b"]
 
 
+@pytest.mark.parametrize("text", [None, "", "I look."])
+def test_a_row_with_tool_calls_is_broken_and_not_an_episode_of_empty_replies(tmp_path, text):
+    function = {"name": "look", "arguments": "{}"}
+    calls = {"tool_calls": [{"type": "function", "id": "1", "function": function}]}
+    talk = [
+        {"role": "user", "content": "Where?"},
+        {"role": "assistant", "content": text, **calls},
+        {"role": "tool", "content": "A room.", "tool_call_id": "1"},
+        {"role": "assistant", "content": "In a room.", "tool_calls": []},
+    ]
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": talk}) + "\n")
+    read = read_episodes(path)
+    assert not read.trajectories
+    assert "message 2 of its messages calls tools" in read.broken[0].reason
+
+
 @pytest.mark.parametrize("result", [{"reward": 10**400}, {"reward": "1"}, {"success": "false"}])
 def test_a_result_that_is_not_one_is_a_broken_row(tmp_path, result):
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
