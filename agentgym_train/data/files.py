@@ -40,7 +40,7 @@ def read_rows(path: Path) -> tuple[list[FileRow], list[BrokenLine]]:
     if data.lstrip()[:1] == b"[":
         try:
             pieces = msgspec.json.decode(data, type=list[msgspec.Raw])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             return [], [BrokenLine(path, 0, f"the JSON array is not valid: {error}")]
     rows, broken = [], []
     for number, piece in enumerate(pieces, 1):
@@ -48,7 +48,7 @@ def read_rows(path: Path) -> tuple[list[FileRow], list[BrokenLine]]:
             if bytes(piece).strip():
                 values = msgspec.json.decode(piece, type=dict[str, Any])
                 rows.append(FileRow(path, number, values))
-        except ValueError as error:  # the base of msgspec's and Unicode's errors
+        except (ValueError, RecursionError) as error:  # a ValueError: msgspec's and Unicode's
             broken.append(BrokenLine(path, number, str(error)))
     return rows, broken
 

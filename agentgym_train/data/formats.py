@@ -309,7 +309,7 @@ def _restored(column: str, instruction: str, observation: str, turns: list[Turn]
     """The episode of a row of our export; raises `ConfigError` if the column is broken."""
     try:
         found = msgspec.json.decode(column, type=_Rest)
-    except (msgspec.DecodeError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"its column {COLUMN} is broken: {error}") from error
     stored, is_same_length = found.episode, len(turns) == len(found.episode.turns)
     is_same = is_same_length and _digest(instruction, observation, turns) == found.words

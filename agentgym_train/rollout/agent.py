@@ -324,6 +324,14 @@ def _own(name: str, form: ActionFormat, values: Mapping[str, Any]) -> Callable[.
             "action format and has the methods of agentgym_train.rollout.agent.Agent; "
             f"{_black_boxes(name)}"
         ) from error
+    check_makes_agent(make, name, form, values)
+    return make
+
+
+def check_makes_agent(
+    make: Callable[..., Any], name: str, form: ActionFormat, values: Mapping[str, Any]
+) -> None:
+    """Raise `ConfigError` if what a user passed as a class makes no agent."""
     otherwise = f"for a function that plays an episode by itself, write `callable:{name}`"
     if inspect.iscoroutinefunction(make):
         raise ConfigError(f"the agent {name} is a coroutine function; {otherwise}")
@@ -336,4 +344,3 @@ def _own(name: str, form: ActionFormat, values: Mapping[str, Any]) -> Callable[.
         ) from error
     if not hasattr(made, "begin"):
         raise ConfigError(f"the agent {name} makes a {type(made).__name__}, no Agent; {otherwise}")
-    return make

@@ -222,9 +222,9 @@ def _of_type(value: Any, schema: Mapping[str, Any]) -> Any:
     if "enum" in schema or "const" in schema:
         return text if text in schema.get("enum", [schema.get("const")]) else found
     kinds, kind = _kinds(schema), _JSON_KINDS[type(found)]
-    if kind in kinds or (kind == "integer" and "number" in kinds):
-        return found
-    return text if "string" in kinds or not schema else found
+    # These syntaxes write a text as it is, so its quotes are part of it.
+    is_other = kind != "string" and (kind in kinds or (kind == "integer" and "number" in kinds))
+    return text if not is_other and ("string" in kinds or not schema) else found
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:

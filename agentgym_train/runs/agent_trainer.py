@@ -33,7 +33,7 @@ from agentgym_train.evaluation.report import EvalReport
 from agentgym_train.models.distributed import gathered
 from agentgym_train.models.loading import load_tokenizer
 from agentgym_train.models.model_card import finish_model_folder
-from agentgym_train.rollout.agent import Agent
+from agentgym_train.rollout.agent import Agent, check_makes_agent
 from agentgym_train.rollout.horizon import SCHEDULES, Horizon, Turns, as_horizon
 from agentgym_train.rollout.worlds import Worlds
 from agentgym_train.runs.preflight import prepared, process_rank
@@ -92,7 +92,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
 
     def __init__(
         self,
-        model: str | Any = "",
+        model: str | Path | Any = "",
         env: str | type = "",
         args: RunConfig | None = None,
         *,
@@ -113,7 +113,11 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
         `ConfigError` for a setting that is invalid, missing or given twice.
         """
         args = RLConfig() if args is None else args
-        _check_types(args, algorithm, horizon)
+        model = str(model) if isinstance(model, Path) else model
+        _check_types(
+            model=model, env=env, args=args, algorithm=algorithm, horizon=horizon, agent=agent,
+            callbacks=callbacks,
+        )  # fmt: skip
         if not isinstance(args, RLConfig) and (algorithm or horizon or agent):
             raise ConfigError("algorithm, horizon and agent are for RL; pass an RLConfig as args")
         is_loaded = not isinstance(model, str)
@@ -151,6 +155,7 @@ class AgentTrainer(AbstractContextManager["AgentTrainer"]):
             self.args = run.config
             if agent is not None:
                 form = run.policy.action_format
+                check_makes_agent(agent, getattr(agent, "__qualname__", str(agent)), form, {})
                 run.policy = replace(run.policy, new_agent=lambda: agent(form))
             self.policy = run.policy
             self._make_trainer = run.prepare()
@@ -354,19 +359,43 @@ def _horizon_of(horizon: Horizon | Callable[[int], int], steps: int) -> Turns:
     return sorted({asked(0), asked(steps - 1)})
 
 
-def _check_types(args: Any, algorithm: Any, horizon: Any) -> None:
+def _check_types(**given: Any) -> None:
     """Raise `ConfigError` for an argument of a wrong type."""
-    is_schedule = horizon is None or (callable(horizon) and not isinstance(horizon, type))
-    for name, value, is_valid, expected in (
-        ("args", args, isinstance(args, RunConfig), "an RLConfig, SFTConfig or DPOConfig"),
-        (
-            "algorithm", algorithm, algorithm is None or Algorithm in type(algorithm).__mro__,
-            "an instance of an Algorithm, such as GRPO()",
+    kinds: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "model": (
+            "a name or a loaded language model",
+            lambda model: isinstance(model, str) or hasattr(model, "generate"),
         ),
-        ("horizon", horizon, is_schedule, "a Horizon or a function; numbers are in args.horizon"),
-    ):  # fmt: skip
-        if not is_valid:
+        "env": ("an id, 'module:Class' or a class", lambda env: isinstance(env, str | type)),
+        "args": (
+            "an RLConfig, SFTConfig or DPOConfig", lambda args: isinstance(args, RunConfig)
+        ),
+        "algorithm": (
+            "an instance of an Algorithm, such as GRPO()",
+            lambda algorithm: algorithm is None or Algorithm in type(algorithm).__mro__,
+        ),
+        "horizon": (
+            "a Horizon or a function; numbers are in args.horizon",
+            lambda own: own is None or (callable(own) and not isinstance(own, type)),
+        ),
+        "agent": (
+            "a class; names are for args.agent", lambda agent: agent is None or callable(agent)
+        ),
+        "callbacks": (
+            "a list of transformers callbacks",
+            lambda every: isinstance(every, list | tuple) and all(map(_is_callback, every)),
+        ),
+    }  # fmt: skip
+    for name, value in given.items():
+        expected, is_valid = kinds[name]
+        if not is_valid(value):
             raise ConfigError(f"{name} must be {expected}; got {str(value)[:80]!r}")
+
+
+def _is_callback(callback: Any) -> bool:
+    """Whether it is a callback or a class of callbacks, of which transformers makes one."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    return issubclass(kind, TrainerCallback)
 
 
 def _path_of(kind: type) -> str:

@@ -214,9 +214,18 @@ def test_a_built_in_schedule_is_written_to_the_config(horizon):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"env": None}, "env must be an id, 'module:Class' or a class; got 'None'"),
+        ({"env": Doubled()}, "env must be an id, 'module:Class' or a class; got 'Doubled"),
+        ({"model": 3}, "model must be a name or a loaded language model; got '3'"),
+        ({"model": None}, "model must be a name or a loaded language model; got 'None'"),
         ({"args": {}}, "args must be an RLConfig, SFTConfig or DPOConfig; got '{}'"),
         ({"algorithm": Doubled}, "algorithm must be an instance of an Algorithm, such as GRPO"),
-        ({"horizon": 5}, "horizon must be a Horizon or a function; numbers are in args.horizon"),
+        ({"agent": "nonsense"}, "agent must be a class; names are for args.agent; got 'nonsense'"),
+        ({"horizon": 0}, "horizon must be a Horizon or a function; numbers are in args.horizon"),
+        ({"callbacks": [3]}, r"callbacks must be a list of transformers callbacks; got '\[3\]'"),
+        ({"callbacks": 5}, "callbacks must be a list of transformers callbacks; got '5'"),
+        ({"callbacks": TrainerCallback()}, "callbacks must be a list of transformers callbacks"),
+        ({"model": Path("a/b/nothing")}, "no model in a/b/nothing"),
     ],
 )
 def test_an_argument_of_another_type_is_rejected_with_what_is_expected(changes, said):
@@ -228,6 +237,23 @@ def test_an_argument_of_another_type_is_rejected_with_what_is_expected(changes, 
 def trainer_of(folder, **changes):
     args = RLConfig(output_dir=str(folder / "run"), **merged({**SHORT, "steps": 1}, changes))
     return AgentTrainer(tiny_model(), TEXTCRAFT, args, processing_class=textcraft_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (lambda: 3, "cannot be made: TypeError"),
+        (lambda form: 3, "makes a int, no Agent"),
+        (lambda form: form.nothing, "cannot be made: AttributeError"),
+    ],
+)
+def test_an_agent_that_makes_none_is_reported_before_anything_is_played(tmp_path, agent, said):
+    args = RLConfig(output_dir=str(tmp_path / "run"), **{**SHORT, "steps": 1})
+    with pytest.raises(ConfigError, match=said):
+        AgentTrainer(
+            tiny_model(), TEXTCRAFT, args, processing_class=textcraft_tokenizer(), agent=agent
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_closed_trainer_says_so_and_leaves_no_folder(tmp_path):

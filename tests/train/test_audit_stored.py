@@ -104,6 +104,18 @@ def test_a_changed_id_of_a_later_row_fails_with_its_place(tmp_path, make_host, p
     assert found.place.where == "eval_after.jsonl, episode 1, row 2"
 
 
+@pytest.mark.parametrize("part", ["logprobs", "versions", "loss_mask"])
+def test_a_list_that_is_shorter_than_the_ids_fails(tmp_path, make_host, part):
+    def change(trajectory):
+        row = trajectory.tokens
+        short = msgspec.structs.replace(row, **{part: getattr(row, part)[:-1]})
+        return msgspec.structs.replace(trajectory, tokens=short)
+
+    run, _ = run_of(tmp_path, make_host, "plain", change)
+    found = findings(run, "stored episodes")["stored episodes"]
+    assert found.status == "FAIL" and "different lengths" in found.detail
+
+
 def test_a_row_that_is_missing_fails(tmp_path, make_host):
     def change(trajectory):
         return msgspec.structs.replace(trajectory, further_rows=trajectory.further_rows[:-1])

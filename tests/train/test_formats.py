@@ -246,6 +246,10 @@ def test_texts_that_somebody_changed_count(tmp_path):
 BAD = {
     "cut": '{"messages": [{"role": "us',
     "no JSON": "hello",
+    "deep": '{"messages": ' + "[" * 20_000,
+    "deep column": '{"messages": [{"role": "assistant", "content": "y"}], "agentgym": '
+    + json.dumps('{"episode": {"turns": [{"info": {"a": ' + "[" * 20_000)
+    + "}",
     "no object": "[1, 2]",
     "no text": '{"messages": [{"role": "user", "content": null}]}',
     "no role": '{"messages": [{"content": "x"}]}',
@@ -273,7 +277,7 @@ def test_a_broken_row_is_named_and_the_rest_is_kept(tmp_path, form, bad, array):
     read = read_episodes(whole)
     (broken,) = read.broken
     assert broken.path == whole and broken.reason
-    if array and bad in ("cut", "no JSON", "surrogate"):
+    if array and bad in ("cut", "no JSON", "deep", "surrogate"):
         assert (broken.line, read.trajectories) == (
             0,
             [],
