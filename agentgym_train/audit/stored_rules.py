@@ -160,7 +160,7 @@ def _rows(where: str, trajectory: Trajectory) -> Iterator[tuple[str, Tokens]]:
 def _sampled(name: str, row: Tokens) -> Iterator[tuple[str, list[int]]]:
     """(place, ids) of each turn of a row, whose lists must have one value per token."""
     lists = (row.completion_ids, row.loss_mask, row.logprobs, row.versions)
-    if len({*map(len, lists)}) > 1:
+    if len({len(each) for each in lists}) > 1:
         raise RuleFailed("its lists have different lengths", _OTHER, ConversationDifference(name))
     for number, (start, end) in enumerate(trained_spans(row.loss_mask), 1):
         yield f"{name}, turn {number}", row.completion_ids[start:end]

@@ -35,7 +35,7 @@ from agentgym_train.evaluation.plan import (
 from agentgym_train.rollout.policy_spec import POLICIES, PolicyName, PolicySpec
 from agentgym_train.rollout.runner import RolloutRunner
 
-_EPISODES: Final = SettingsOptions(Evaluation, without=("name",))
+_EPISODES: Final = SettingsOptions(Evaluation, without=("name", "published", "notes"))
 _POLICY: Final = SettingsOptions(PolicyConfig, without=("model", "dtype"))
 
 _KEYS: Final = {"openai": "OPENAI_API_KEY", "vllm": "VLLM_API_KEY"}

@@ -25,6 +25,7 @@ from agentgym_train.config.keys import (
 from agentgym_train.config.policy import AuditSettings, CollectConfig, PolicyConfig
 from agentgym_train.config.read import CONFIGS, boolean_keys, method_config, parse_overrides
 from agentgym_train.config.worlds import FROM_RUN
+from agentgym_train.evaluation.plan import Evaluation
 
 pytestmark = pytest.mark.usefixtures("textcraft_server")
 SHORT = ["--env", "textcraft", "--policy", "expert", "--horizon", "40"]
@@ -51,6 +52,7 @@ def options_of(command: str) -> dict[str, set[str]]:
     ("command", "settings", "others"),
     [
         ("eval", PolicyConfig, {"model"}),
+        ("eval", Evaluation, {"name", "published", "notes"}),
         ("collect", CollectConfig, {"keep", "method"}),
         ("collect", EpisodeFilter, set()),
         ("export", EpisodeFilter, set()),
