@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from transformers.trainer_utils import get_last_checkpoint
 
 from agentgym_env.errors import AgentGymError, ConfigError
 from agentgym_env.registry import env_class
-from agentgym_env.run_store import RunStore, readable_files
+from agentgym_env.run_store import RunStore, each_line, readable_files
+from agentgym_env.token_store import StoredTokens, unpack_tokens
 from agentgym_env.trajectory import Trajectory
 from agentgym_env.trust import require_trust
 from agentgym_train.audit import model_rules, stored_rules, template_rules
@@ -119,7 +122,29 @@ def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
             raise ConfigError(
                 f"{file}, line {broken[0].line} is invalid ({broken[0].reason}); remove it"
             )
+    for file in readable_files(store.path, "tokens")[0]:
+        if file.stem in found:
+            found[file.stem] = _with_tokens(store, file, found[file.stem])
     return found
+
+
+def _with_tokens(store: RunStore, file: Path, episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """Training episodes with their tokens, which a file of their own keeps of some of them."""
+    kept = {
+        row.episode: unpack_tokens(row.packed)[0]
+        for _, row in each_line(file, StoredTokens)
+        if isinstance(row, StoredTokens) and row.packed
+    }
+    with (store.path / "trajectories" / file.name).open("rb") as read:
+        lines = read.readlines()
+    starts = accumulate((len(line) for line in lines), initial=0)
+    of_episodes = [
+        kept.get(at, []) for at, line in zip(starts, lines, strict=False) if line.strip()
+    ]
+    return [
+        msgspec.structs.replace(episode, tokens=rows[0], further_rows=rows[1:]) if rows else episode
+        for episode, rows in zip(episodes, of_episodes, strict=True)
+    ]
 
 
 def _instruction(config: RLConfig, trajectories: dict[str, Sequence[Trajectory]]) -> str:

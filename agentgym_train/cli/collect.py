@@ -11,7 +11,13 @@ from rich.console import Console
 
 from agentgym_env.cli.options import TokenFile, check_folder_name, server_token, with_option_groups
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.options import OldOptions, SettingsOf, SettingsOptions, settings_of
+from agentgym_train.config.options import (
+    OLD_FILTERS,
+    OldOptions,
+    SettingsOf,
+    SettingsOptions,
+    settings_of,
+)
 from agentgym_train.config.policy import CollectConfig
 from agentgym_train.rollout.policy_spec import POLICIES
 
@@ -32,7 +38,7 @@ def collect(
         typer.Option(help="Environment variable with the API key of an openai: or vllm: policy."),
     ] = "OPENAI_API_KEY",
     *,
-    old: Annotated[None, OldOptions("--dtype", "--gateway")],
+    old: Annotated[None, OldOptions("--dtype", "--gateway", *OLD_FILTERS)],
 ) -> None:
     """Collect episodes of a policy as training data.
 

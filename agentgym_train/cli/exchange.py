@@ -13,7 +13,7 @@ from agentgym_env.cli.options import check_ending, check_folder_name, with_optio
 from agentgym_env.errors import ConfigError
 from agentgym_env.run_store import BrokenLine
 from agentgym_train.config.episodes import EpisodeFilter
-from agentgym_train.config.options import SettingsOptions
+from agentgym_train.config.options import OLD_FILTERS, OldOptions, SettingsOptions
 
 
 @with_option_groups
@@ -30,6 +30,7 @@ def export(
     ] = True,
     *,
     kept: Annotated[dict[str, Any], SettingsOptions(EpisodeFilter)],
+    old: Annotated[None, OldOptions(*OLD_FILTERS)],
 ) -> None:
     """Export episodes to files for training with other libraries."""
     from agentgym_train.data.datasets import read_demonstrations

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+_ADAPTIVE: Final = "horizon: {type: adaptive, turns: [5, 10], %s: VALUE}"
+
 MOVED: Final[Mapping[str, str]] = {
-    "async_steps": "max_policy_age",
-    "steps_ahead": "max_policy_age",
-    "oversample": "max_policy_age",
-    "oversampling_ratio": "max_policy_age",
-    "stragglers": "max_policy_age",
-    "unfinished_groups": "max_policy_age",
-    "max_staleness": "max_policy_age",
-    "resampling_ratio": "admission",
+    **dict.fromkeys(
+        (
+            "async_steps", "steps_ahead", "oversample", "oversampling_ratio", "stragglers",
+            "unfinished_groups", "max_staleness",
+        ),
+        "max_policy_age: 1",
+    ),
+    "resampling_ratio": "admission: {type: informative, budget: VALUE}",
     "group_size": "num_generations",
     "kl": "beta",
-    "engine_correction": "importance_sampling",
-    "engine_correction_max": "importance_sampling.cap",
+    "engine_correction": "importance_sampling: token",
+    "engine_correction_max": "importance_sampling: {type: token, cap: VALUE}",
+    "importance_sampling_band": "importance_sampling: {type: geometric, band: VALUE}",
+    "importance_sampling_cap": "importance_sampling: {type: token, cap: VALUE}",
+    "importance_sampling_correction": "importance_sampling",
     "tokens_per_forward": "max_tokens_per_microbatch",
     "trl": "trainer_args",
     "least_reward": "min_reward",
@@ -25,12 +30,12 @@ MOVED: Final[Mapping[str, str]] = {
     "most_turns": "max_turns",
     "most_tokens": "max_episode_tokens",
     "policy": "model",
-    "algorithm_args": "algorithm",
+    "algorithm_args": "algorithm: {type: ppo, lam: 0.95}",
     "compile": "trainer_args.torch_compile",
-    "engine_args": "engine",
+    "engine_args": "engine: {type: NAME, FIELD: VALUE}",
     "engine_concurrency": "limits.engine_concurrency",
     "env_concurrency": "limits.env_concurrency",
-    "env_sampling": "sampler",
+    "env_sampling": "sampler: {type: contrast, envs: true}",
     "episode_timeout_s": "limits.episode_timeout_s",
     "eval_after": "eval.after",
     "eval_before": "eval.before",
@@ -39,33 +44,19 @@ MOVED: Final[Mapping[str, str]] = {
     "eval_samples": "eval.samples",
     "eval_split": "eval.split",
     "eval_temperature": "eval.temperature",
-    "gateway": "agent",
-    "horizon_every": "horizon.every",
-    "horizon_patience": "horizon.patience",
-    "horizon_schedule": "horizon.type",
-    "horizon_threshold": "horizon.threshold",
-    "horizon_window": "horizon.window",
-    "importance_sampling_band": "importance_sampling.band",
-    "importance_sampling_cap": "importance_sampling.cap",
-    "importance_sampling_correction": "importance_sampling",
+    "gateway": "agent: {type: 'command:PROGRAM', port: 8100}",
+    "horizon_every": "horizon: {type: stepwise, turns: [10, 20, 30], every: VALUE}",
+    "horizon_patience": _ADAPTIVE % "patience",
+    "horizon_schedule": "horizon: {type: VALUE, turns: [5, 10]}",
+    "horizon_threshold": _ADAPTIVE % "threshold",
+    "horizon_window": _ADAPTIVE % "window",
     "max_lost_rate": "limits.max_lost_rate",
     "retries": "limits.retries",
     "task_sampling": "sampler",
     "warmup_steps": "trainer_args.warmup_steps",
-}
-"""Key -> its name today; `limits.retries` is the key `retries` of the mapping `limits`."""
-
-_EXAMPLES: Final[Mapping[str, str]] = {
-    "horizon": "horizon: {type: stepwise, turns: [10, 20, 30], every: 100}",
-    "algorithm": "algorithm: {type: ppo, lam: 0.95}",
-    "engine": "engine: {type: vllm, servers: [http://host:8000]}",
-    "agent": "agent: {type: 'command:PROGRAM', port: 8100}",
-    "sampler": "sampler: {type: contrast, tasks: true, envs: true}",
-    "importance_sampling": "importance_sampling: {type: geometric, cap: 3, band: 1.05}",
-    "admission": "admission: {type: informative, budget: 2}",
-    "max_policy_age": "max_policy_age: 1",
-}
-"""Keys of the table whose value follows from several, and how they are written."""
+}  # fmt: skip
+"""Key -> what to write today: its name, such as `limits.retries`, the key `retries` of the mapping
+`limits`; or, with a colon, all of it."""
 
 REMOVED: Final[Mapping[str, str]] = {
     "normalize_per_env": (
@@ -88,10 +79,11 @@ def instead_of(names: Iterable[str], valid: Collection[str]) -> str:
     """
     said = []
     for name in names:
-        key, _, field = MOVED.get(name, "").partition(".")
+        today = MOVED.get(name, "")
+        key, _, field = today.partition(":")[0].partition(".")
         if name not in valid and key in valid:
             written = f"{key}: {{{field}: VALUE}}" if field else f"{key}: VALUE"
-            said.append(f"{name}: write `{_EXAMPLES.get(key, written)}` instead")
+            said.append(f"{name}: write `{today if ':' in today else written}` instead")
         elif "algorithm" in valid and name in REMOVED:
             said.append(f"leave out {name}: {REMOVED[name]}")
     return f"of an earlier version: {'; '.join(said)}" if said else ""

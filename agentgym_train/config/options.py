@@ -37,9 +37,14 @@ _SENTENCE: Final = re.compile(r"(?<=[^.]\.)\s")
 _OLD: Final[Mapping[str, str]] = {
     "--cuda-graphs": "--engine '{type: hf, cuda_graphs: true}'",
     "--dtype": "--compute-dtype; it sets the data type of forward passes",
+    "--least-reward": "--min-reward",
+    "--least-turns": "--min-turns",
+    "--most-turns": "--max-turns",
+    "--most-tokens": "--max-episode-tokens",
     "--gateway": "part of --agent: --agent '{type: \"command:PROGRAM\", port: 8100}'",
 }
 """Option of earlier versions -> what to write instead."""
+OLD_FILTERS: Final = ("--least-reward", "--least-turns", "--most-turns", "--most-tokens")
 
 _NAMES: Final[Mapping[str, str]] = {
     "model": "--policy",

@@ -179,7 +179,7 @@ def with_options(suite: Suite, env_kwargs: Mapping[str, Any], **options: int | N
         changed = {k: v for k, v in values.items() if v != getattr(entry, k)}
         notes = []
         for name, value in changed.items():
-            own = f" (in the file {json.dumps(before)})" if (before := getattr(entry, name)) else ""
+            own = f" (otherwise {json.dumps(before)})" if (before := getattr(entry, name)) else ""
             notes.append(f"--{name.replace('_', '-')} {json.dumps(value)}{own}")
         entries[number] = replace(entry, **changed, notes=[*entry.notes, *notes])
     return replace(suite, evaluations=entries)

@@ -80,6 +80,12 @@ def test_an_old_option_is_rejected_with_the_new_one(words, said, capsys):
         assert said in failure(capsys, *SHORT_COLLECT, *words)
 
 
+@pytest.mark.parametrize("command", [SHORT_COLLECT, ["export", "run", "--out", "x.jsonl"]])
+def test_an_old_option_of_the_filter_is_rejected_with_the_new_one(command, capsys):
+    for old, new in (("--least-reward", "--min-reward"), ("--most-turns", "--max-turns")):
+        assert f"{old} is now {new}" in failure(capsys, *command, old, "1")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

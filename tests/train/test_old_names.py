@@ -39,7 +39,23 @@ def test_an_old_key_is_rejected_with_its_new_name(old):
         EpisodeFilter(**{old: 1}) if old in OF_FILTERS else method_config({**NEEDED, old: 1})
     (line,) = re.findall(r"`([^`]*)`", str(error.value))
     (key,) = read_yaml(line)
-    assert key == MOVED[old].partition(".")[0]
+    assert key == re.match(r"\w+", MOVED[old])[0]
+    assert old in OF_FILTERS or any(is_valid(line, value) for value in VALUES), line
+
+
+VALUES = ("2", "true", "0.5", "token", "contrast", "linear", "dev", "{}")
+
+
+def is_valid(line, value):
+    """Whether a config takes the line, with a value in the places for one."""
+    for place, own in (("NAME", "hf"), ("FIELD", "max_batch"), ("VALUE", value)):
+        line = line.replace(place, own)
+    envs = [{"env": "agentgym/TextCraft-v0"}, {"env": "agentgym/BabyAI-v0"}]
+    try:
+        method_config({**NEEDED, "env": "", "envs": envs, **read_yaml(line)})
+    except ConfigError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("name", ["least_reward", "eval_split", "horizon_every"])

@@ -282,7 +282,7 @@ def test_options_prevail_over_the_file_and_are_noted(tmp_path):
     assert (found["tasks"], found["horizon"]) == (8, 1), "two of each depth"
     assert found["env_kwargs"] == {"legacy": True}
     assert found["notes"] == [
-        "--horizon 1 (in the file 2)", "--limit 8", "--per-category 2",
+        "--horizon 1 (otherwise 2)", "--limit 8", "--per-category 2",
         '--env-kwargs {"legacy": true}',
     ]  # fmt: skip
     stored = RunStore.open(tmp_path / "out" / "textcraft").read_json("run.json")["evaluation"]
