@@ -185,7 +185,11 @@ def _declared_in(env_id: str) -> str:
             declared = project.get("entry-points", {}).get(ENVIRONMENTS, {})
         except (OSError, ValueError, AttributeError, RecursionError):  # not a valid one
             continue
-        if isinstance(declared, Mapping) and env_id in declared:
+        if isinstance(declared, Mapping) and any(
+            env_id == name or env_id.lower() in _short_names(name)
+            for name in declared
+            if name not in entries
+        ):
             return shlex.quote(f"./{folder}" if folder.name else ".")
     return ""
 

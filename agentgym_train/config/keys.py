@@ -44,7 +44,10 @@ class ConfigKey(NamedTuple):
 def config_keys(method: str) -> list[ConfigKey]:
     """The keys of a method: its own, then those that all methods share."""
     required = {"model", "output_dir"} | ({"env"} if CONFIGS[method].trained_keys else set())
-    return _keys_of(CONFIGS[method], required)
+    return [
+        key._replace(default=f"{key.default}, or envs") if key.name in required & {"env"} else key
+        for key in _keys_of(CONFIGS[method], required)
+    ]
 
 
 def inner_keys(method: str, name: str) -> list[ConfigKey]:
@@ -102,6 +105,7 @@ def _keys_of_types(kinds: Mapping[str, Any]) -> list[ConfigKey]:
             having.setdefault(key.name, []).append(kind)
     if "every" in found:
         found["every"] = found["every"]._replace(default=str(EVERY))
+        found["turns"] = found["turns"]._replace(type="integer >= 1 | list of integer >= 1")
     return [
         key._replace(about=f"Of {', '.join(having[key.name])}: {key.about}")
         for key in found.values()
@@ -109,7 +113,8 @@ def _keys_of_types(kinds: Mapping[str, Any]) -> list[ConfigKey]:
 
 
 def _line_of(key: ConfigKey, width: int = 30) -> str:
-    default = key.default if key.default == "required" else f"default {key.default}"
+    is_required = key.default.startswith("required")
+    default = key.default if is_required else f"default {key.default}"
     return f"{key.name:<{width}}  {key.type}; {default}. {first_sentence(key.about)}"
 
 

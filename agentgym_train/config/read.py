@@ -111,7 +111,8 @@ def read_values(path: Path, overrides: Sequence[str] = (), list_key: str = "") -
     if list_key and isinstance(values, list):
         values = {list_key: values}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} has no keys and values; write lines such as `steps: 100`")
+        example = f"{list_key}: [...]" if list_key else "steps: 100"
+        raise ConfigError(f"{path} has no keys and values; write lines such as `{example}`")
     if "compute_environment" in values:
         raise ConfigError(
             f"{path} is a config file of accelerate; name a training config first and pass this "

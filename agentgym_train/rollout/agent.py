@@ -309,7 +309,8 @@ def _black_box_kind(agent: Typed) -> EntryPoint | None:
 def _black_boxes(agent: str) -> str:
     """The kinds of black boxes, for an error about an agent that may have meant one."""
     kinds = sorted(point.name for point in plugins(AGENTS))
-    near = difflib.get_close_matches(agent.partition(":")[0].strip().lower(), kinds, n=1)
+    meant = agent.partition(":")[0].strip().lower()
+    near = difflib.get_close_matches(meant, [*kinds, *_KINDS], n=1)
     meant = f"; did you mean {near[0]}?" if near else ", or of a package that is not installed"
     return f"or a black box: {', '.join(kinds)}{meant}"
 

@@ -254,6 +254,7 @@ def make_horizon(setting: Turns) -> Horizon:
         found = {"type": "fixed" if len(found) == 1 else "stepwise", "turns": found}
     kind, values = found["type"], {k: v for k, v in found.items() if k != "type"}
     if kind not in SCHEDULES:
+        as_horizon(_called(kind, values))(0)  # one that fails is rejected before it is used
         return as_horizon(_called(kind, values))
     names = [f.name for f in fields(SCHEDULES[kind]) if f.init]
     check_keys(f" in horizon of type {kind}", values, names)
@@ -306,7 +307,14 @@ class FromFunction(Horizon):
 
     def __call__(self, step: int) -> int:
         """Maximum turns at `step`; raises `ConfigError` unless it is at least 1."""
-        turns = self.function(step)
+        try:
+            turns = self.function(step)
+        except Exception as error:
+            # The user's code may fail in any way.
+            named = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            raise ConfigError(
+                f"the horizon {named} failed at step {step}: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(turns, int) or turns < 1:
             raise ConfigError(f"a horizon must be at least 1 turn, got {turns!r} at step {step}")
         return turns

@@ -14,6 +14,7 @@ from agentgym_train.config.learn import AgentEvolConfig, DPOConfig, SFTConfig
 from agentgym_train.config.rl import RLConfig
 from agentgym_train.config.run import RunConfig
 from agentgym_train.data.datasets import SFTDataset, warnings_of_shown_tasks
+from agentgym_train.engines.base import GenerationEngine
 from agentgym_train.rollout.policy import Policy
 from agentgym_train.rollout.progress import RolloutBar
 from agentgym_train.rollout.worlds import Worlds
@@ -52,6 +53,9 @@ def run(
 
 
 def _prepare_rl(policy: Policy, config: RLConfig, worlds: Worlds, notify: Notify) -> MakeTrainer:
+    is_inherited = type(policy.engine).keep_own_weights is GenerationEngine.keep_own_weights
+    if config.max_policy_age and is_inherited:
+        policy.engine.keep_own_weights()  # raises, before an earlier run is moved
     return partial(RLTrainer, policy, config, worlds)
 
 

@@ -264,7 +264,8 @@ def test_an_environment_of_a_package_that_is_not_installed_yet_has_its_command(
     os.mkfifo(tmp_path / "pipe" / "pyproject.toml")
     monkeypatch.chdir(folder if inside else tmp_path)
     command = f"pip install -e {'.' if inside else './my-game'}"
-    with pytest.raises(UnknownEnvironment, match=f"declares it: {command}$"):
-        full_id("me/Game-v0")
+    for name in ("me/Game-v0", "me/game", "game", "me"):
+        with pytest.raises(UnknownEnvironment, match=f"declares it: {command}$"):
+            full_id(name)
     with pytest.raises(UnknownEnvironment, match="there are agentgym/"):
         full_id("me/Other-v0")

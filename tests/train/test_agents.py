@@ -179,6 +179,8 @@ def test_an_agent_is_named_in_the_config_with_its_size_or_as_a_class():
         ("planner", "no agent 'planner'; choose from plain"),
         ("window:x", "write, for example, window:8"),
         ("window:1", "at least 2 exchanges, got 1"),
+        ("windw:2", "did you mean window\\?"),
+        ("reflct", "did you mean reflect\\?"),
         ("summary:0", "at least 1 exchange"),
         ("plain:3", "package.module:Class"),
         ("no_such.module:Class", "package.module:Class"),

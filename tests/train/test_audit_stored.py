@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from agentgym_env.run_store import RunStore
+from agentgym_env.token_store import StoredTokens, pack_tokens
 from agentgym_train.audit import audit
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.hf.engine import HFEngine
@@ -102,6 +103,31 @@ def test_a_changed_id_of_a_later_row_fails_with_its_place(tmp_path, make_host, p
     found = findings(run, "stored episodes")["stored episodes"]
     assert found.status == "FAIL"
     assert found.place.where == "eval_after.jsonl, episode 1, row 2"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_the_tokens_of_training_episodes_are_checked_where_they_are_kept(
+    tmp_path, make_host, changed
+):
+    """A run keeps them in a file of their own, of some of its episodes."""
+    run, trajectories = run_of(tmp_path, make_host, "window:2")
+    store = RunStore(tmp_path / "run")
+    bare = [msgspec.structs.replace(t, tokens=None, further_rows=[]) for t in trajectories]
+    starts = store.append_trajectories("train", bare)
+    rows = trajectories[1].rows
+    if changed:
+        rows = [msgspec.structs.replace(r, prompt_ids=[*r.prompt_ids[:-1], 0]) for r in rows]
+    length = sum(len(row.completion_ids) for row in rows)
+    packed = pack_tokens(rows, [0.0] * length)
+    store.append_tokens("train", [StoredTokens(starts[0], []), StoredTokens(starts[1], [], packed)])
+    run = audit.subject_of(str(store.path), "float32", {}, trusted=True)
+    found = findings(run, "stored episodes")["stored episodes"]
+    number, total = len(trajectories) + 1, 2 * len(trajectories)
+    if changed:
+        assert found.status == "FAIL" and found.place.where.startswith("train.jsonl, episode 2")
+    else:
+        assert found.status == "pass" and found.detail.startswith(f"{number} stored episodes")
+        assert f"{total - number} of {total} stored episodes have no tokens" in found.notes[0]
 
 
 @pytest.mark.parametrize("part", ["logprobs", "versions", "loss_mask"])

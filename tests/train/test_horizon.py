@@ -188,17 +188,33 @@ def test_a_schedule_that_cannot_be_called_is_named():
         make_horizon({"type": "fixed", "turns": 5, "every": 3})
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"floor": "x"}, "is called with turns, floor=.*TypeError"),
+        ({"fails": True}, "the horizon Halves failed at step 0: TypeError: no number"),
+        ({"fails": 0.5}, "a horizon must be at least 1 turn, got 0.5 at step 0"),
+    ],
+)
+def test_a_schedule_of_the_user_that_fails_is_rejected_when_it_is_made(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        make_horizon({"type": f"{__name__}:Halves", "turns": [8, 2], **fields})
+
+
 def test_a_schedule_of_the_user_is_called_with_the_turns_and_its_own_fields():
     name = f"{__name__}:Halves"
     assert make_horizon({"type": name, "turns": [8, 2], "floor": 3})(5) == 11
 
 
 class Halves:
-    def __init__(self, turns, floor=1):
+    def __init__(self, turns, floor=1, fails=False):
         self.total = sum(turns) // 2 + 2 * floor
+        self.fails = fails
 
     def __call__(self, step):
-        return self.total
+        if self.fails is True:
+            raise TypeError("no number")
+        return self.fails or self.total
 
 
 @dataclass

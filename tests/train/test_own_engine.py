@@ -6,6 +6,8 @@ import pytest
 
 import hosting
 from agentgym_env.errors import ConfigError
+from agentgym_env.run_store import RunStore
+from agentgym_train import AgentTrainer, RLConfig
 from agentgym_train.config.policy import PolicyConfig
 from agentgym_train.engines.base import Generation, GenerationEngine
 from agentgym_train.rollout.episode import EpisodeSpec
@@ -85,3 +87,14 @@ def test_an_evaluation_samples_from_an_engine_of_ones_own_after_it_got_the_weigh
 def test_what_is_no_engine_is_named_with_what_to_write(model, engine, said):
     with pytest.raises(ConfigError, match=said):
         make_policy(PolicyConfig(model=model, engine=engine))
+
+
+def test_an_engine_that_cannot_sample_meanwhile_is_rejected_before_a_run_is_moved(model, tmp_path):
+    config = RLConfig(
+        model=model, env=hosting.GUESS, output_dir=str(tmp_path / "run"), max_policy_age=1,
+        engine=f"{__name__}:Says", eval={"before": False, "after": False},
+    )  # fmt: skip
+    RunStore.create(tmp_path / "run", {})
+    with pytest.raises(ConfigError, match="Says does not define keep_own_weights"):
+        AgentTrainer(args=config)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
