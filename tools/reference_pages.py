@@ -162,8 +162,7 @@ def _write_keys(file: Path) -> None:
 
 
 def _key(key: ConfigKey, before: str = "") -> list[str]:
-    is_required = key.default.startswith("required")
-    default = key.default if is_required else f"default `{key.default}`"
+    default = key.default if key.default == "required" else f"default `{key.default}`"
     return [f"`{before}{key.name}`: {key.type}, {default}", f": {key.about}", ""]
 
 

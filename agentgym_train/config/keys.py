@@ -44,10 +44,7 @@ class ConfigKey(NamedTuple):
 def config_keys(method: str) -> list[ConfigKey]:
     """The keys of a method: its own, then those that all methods share."""
     required = {"model", "output_dir"} | ({"env"} if CONFIGS[method].trained_keys else set())
-    return [
-        key._replace(default=f"{key.default}, or envs") if key.name in required & {"env"} else key
-        for key in _keys_of(CONFIGS[method], required)
-    ]
+    return _keys_of(CONFIGS[method], required)
 
 
 def inner_keys(method: str, name: str) -> list[ConfigKey]:
@@ -113,8 +110,7 @@ def _keys_of_types(kinds: Mapping[str, Any]) -> list[ConfigKey]:
 
 
 def _line_of(key: ConfigKey, width: int = 30) -> str:
-    is_required = key.default.startswith("required")
-    default = key.default if is_required else f"default {key.default}"
+    default = key.default if key.default == "required" else f"default {key.default}"
     return f"{key.name:<{width}}  {key.type}; {default}. {first_sentence(key.about)}"
 
 
