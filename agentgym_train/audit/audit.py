@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import accumulate
@@ -35,6 +36,9 @@ RULES: Final[Mapping[str, Callable[[AuditedModel], RuleResult]]] = {
     "stored episodes": stored_rules.stored_episodes,
 }
 """Name -> rule, in their order."""
+
+_NEWEST: Final = 256
+"""Training episodes whose tokens are checked: the last ones."""
 
 _SCORING: Final = frozenset({"tf32"})
 """TRL's settings that affect log-probabilities."""
@@ -130,11 +134,9 @@ def _trajectories(store: RunStore) -> dict[str, Sequence[Trajectory]]:
 
 def _with_tokens(store: RunStore, file: Path, episodes: Sequence[Trajectory]) -> list[Trajectory]:
     """Training episodes with their tokens, which a file of their own keeps of some of them."""
-    kept = {
-        row.episode: unpack_tokens(row.packed)[0]
-        for _, row in each_line(file, StoredTokens)
-        if isinstance(row, StoredTokens) and row.packed
-    }
+    rows = (row for _, row in each_line(file, StoredTokens) if isinstance(row, StoredTokens))
+    newest = deque((row for row in rows if row.packed), maxlen=_NEWEST)
+    kept = {row.episode: unpack_tokens(row.packed)[0] for row in newest}
     with (store.path / "trajectories" / file.name).open("rb") as read:
         lines = read.readlines()
     starts = accumulate((len(line) for line in lines), initial=0)

@@ -59,7 +59,7 @@ def stored_episodes(subject: AuditedModel) -> RuleResult:
     text = f"{total - without} stored episodes"
     if rows > total - without:
         text += f", in {rows} rows because of context resets,"
-    notes = [f"{without} of {total} stored episodes have no tokens and are not checked"]
+    notes = [f"{without} of {total} stored episodes are not checked, without tokens or too old"]
     return RuleResult(f"{text} have the tokens of their texts", notes if without else ())
 
 
