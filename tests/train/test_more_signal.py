@@ -74,7 +74,7 @@ def test_groups_that_differ_in_their_penalty_alone_are_informative(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"resampling_ratio": 1}, r"write `admission: {type: informative, budget: 2}`"),
+        ({"resampling_ratio": 1}, r"write `admission: {type: informative, budget: VALUE}`"),
         ({"oversampling_ratio": 1}, "write `max_policy_age: 1`"),
         ({"max_policy_age": -1}, "max_policy_age is at least 0, got -1"),
         ({"admission": {"type": "short"}}, "admission has no type 'short'; choose from all, inf"),
