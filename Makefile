@@ -17,7 +17,7 @@ ADAPTERS := .venv-adapters
 VLLM_PIP = $(VLLM)/bin/python -m pip --disable-pip-version-check
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-QUICKSTART := examples/train/textcraft/quickstart.yaml
+QUICKSTART := examples/train/quickstart.yaml
 
 # A worker more than there are processors, since tests often wait for their servers, and at most 8 of 2 GB each.
 WORKERS ?= $(shell n=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n + 1 : 8)))
@@ -47,7 +47,7 @@ setup-protocols: $(PROTOCOLS)/.ready  ## Make .venv-protocols, with OpenEnv's an
 
 setup-adapters: $(ADAPTERS)/.ready  ## Make .venv-adapters, with verifiers, for its tests; .venv stays as it is.
 
-quickstart: $(VENV)/.run  ## Train a small policy on TextCraft, with an evaluation before and after.
+quickstart: $(VENV)/.run  ## Train a tiny policy by RL in two minutes, next to as much more SFT and an expert.
 	$(BIN)/agentgym train $(QUICKSTART) --seed $(SEED)
 
 test: $(VENV)/.dev  ## Run the default tests: every contract, and samples of each world.

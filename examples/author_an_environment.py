@@ -1,18 +1,22 @@
 """An environment in one file: `agentgym play author_an_environment:Hanoi` in this folder."""
 
 from collections.abc import Iterator
+from itertools import product
 
 from agentgym_env import TaskSet, TextEnv
+
+STARTS = ["".join(s) for n in (3, 4) for s in product("ABC", repeat=n) if {*s} != {"C"}]
+"""The peg of each disc, from the largest one."""
 
 
 class Hanoi(TextEnv):
     """Bring every disc to peg C, never a larger one onto a smaller one. Reward: 1 when done."""
 
     instruction = "Bring all discs to peg C, no disc onto a smaller one. Answer like: move A to B"
-    tasks = TaskSet({"train": ["2 discs", "3 discs", "4 discs"], "test": ["5 discs"]})
+    tasks = TaskSet({"train": sorted({*STARTS} - {*STARTS[::4]}), "test": STARTS[::4]})
 
     def _reset(self, task: str) -> str:
-        self.pegs = {"A": list(range(int(task[0]), 0, -1)), "B": [], "C": []}
+        self.pegs = {peg: [len(task) - n for n, p in enumerate(task) if p == peg] for peg in "ABC"}
         return str(self.pegs)
 
     def _step(self, action: str) -> tuple[str, float, bool]:

@@ -140,7 +140,7 @@ def step_files() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         words = ["steps=1", "prompts_per_step=2", "num_generations=2", "minibatches_per_rollout=1"]
         words += ["eval.before=false", "eval.after=false", f"output_dir={folder}/run"]
-        example = ROOT / "examples" / "train" / "textcraft" / "quickstart.yaml"
+        example = ROOT / "examples" / "train" / "textcraft" / "rl.yaml"
         with AgentTrainer(args=read_config(example, words)) as trainer:
             trainer.train()
     return sorted(file.removeprefix(package) for file in called if file.startswith(package))

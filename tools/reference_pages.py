@@ -42,8 +42,15 @@ their libraries exclude each other."""
 
 _ORPHAN: Final = "---\norphan: true\n---\n\n"
 """Begins a page that no table of contents needs to have."""
+_NOT_SEARCHED: Final = _ORPHAN.replace("---\n\n", "nosearch: true\n---\n\n")
+"""The same for a file of the repository that the search of the site leaves out."""
 _LINK: Final = re.compile(r"(\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 """A link to a file."""
+_REPEATED: Final = ("README.md", "servers/README.md", "adapters/README.md")
+"""Pages of the repository that say briefly what pages of the site say."""
+_INDEXED: Final = re.compile(r"^<!-- index: (.*) -->$", re.M)
+"""Terms for which the search of the site shows a place first."""
+_SENTENCE_END: Final = r"(?<=[.?!])\s+(?=[A-Z`])"
 _GENERATED: Final = ("reference", "worlds", "repository")
 
 
@@ -61,8 +68,25 @@ def write_pages(docs: Path) -> None:
 def link_outside(_app: Any, document: str, source: list[str]) -> None:
     """Sphinx's `source-read`: point links that leave docs/ at the pages of those files."""
     page = Path("docs") / document
-    if page.parts[1] not in _GENERATED:
+    if not _is_generated(document):
         source[0] = _LINK.sub(lambda link: _rewritten(link, page.parent), source[0])
+
+
+def _is_generated(document: str) -> bool:
+    return document.startswith(tuple(f"{folder}/" for folder in _GENERATED))
+
+
+def index_entries(_app: Any, _document: str, source: list[str]) -> None:
+    """Sphinx's `source-read`: make entries of the index, which the search lists first.
+
+    A comment `<!-- index: learning rate, step size -->` is shown by no viewer of the file itself.
+    """
+    source[0] = _INDEXED.sub(lambda found: _entries(found[1]), source[0])
+
+
+def _entries(terms: str) -> str:
+    lines = [f"   ! single: {term.strip()}" for term in terms.split(",")]
+    return "\n".join(["```{eval-rst}", ".. index::", *lines, "```"])
 
 
 # Worlds
@@ -192,7 +216,7 @@ def _write_commands(file: Path) -> None:
 def _write_repository(docs: Path) -> None:
     waiting = [
         link
-        for page in [*docs.glob("*.md"), *docs.glob("tutorials/*.md")]
+        for page in [*docs.glob("*.md"), *docs.glob("tutorials/*.md"), *docs.glob("notes/*.md")]
         for link in _linked(page.read_text(), Path("docs") / page.parent.relative_to(docs))
     ]
     done: set[Path] = set()
@@ -209,10 +233,11 @@ def _write_repository(docs: Path) -> None:
             place = Path("docs") / page.parent.relative_to(docs)
             waiting += _linked(text, inside)
             text = _LINK.sub(partial(_rewritten, inside=inside, page_in=place), text)
-            _write(page, _ORPHAN + text)
+            searched = source.suffix == ".md" and path.as_posix() not in _REPEATED
+            _write(page, (_ORPHAN if searched else _NOT_SEARCHED) + text)
         else:
             shown = os.path.relpath(source, page.parent)
-            _write(page, f"{_ORPHAN}# {path}\n\n```{{literalinclude}} {shown}\n```\n")
+            _write(page, f"{_NOT_SEARCHED}# {path}\n\n```{{literalinclude}} {shown}\n```\n")
 
 
 def _text_of(source: Path) -> str:
@@ -256,6 +281,21 @@ def with_code_blocks(
         else:
             found.append(f"   {line}" if inside else line)
     lines[:] = found
+
+
+def list_pages(app: Any, _error: Exception | None) -> None:
+    """Sphinx's `build-finished`: write llms.txt, with the question that each page answers."""
+    docs = Path(app.srcdir)
+    lines = [f"# {app.config.project}", ""]
+    for page in [*sorted(docs.glob("*.md")), *sorted(docs.glob("*/*.md"))]:
+        name = page.relative_to(docs).with_suffix("").as_posix()
+        if not _is_generated(name):
+            text = re.sub(r"<!--.*?-->\n?", "", page.read_text(), flags=re.S)
+            title, _, rest = text.removeprefix("# ").partition("\n")
+            begins = " ".join(rest.strip().partition("\n\n")[0].split())
+            begins = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", begins)
+            lines.append(f"- [{title}]({name}.html): {re.split(_SENTENCE_END, begins)[0]}")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
 
 
 def make_accessible(

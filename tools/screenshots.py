@@ -52,7 +52,7 @@ WORLDS: Final = {
 }
 """World -> the task that its oracle does."""
 TRAINED: Final = ("textcraft-seed-0", "textcraft-seed-1")
-QUICKSTART: Final = "examples/train/textcraft/quickstart.yaml"
+QUICKSTART: Final = "examples/train/textcraft/rl.yaml"
 COLORS: Final = 256
 
 

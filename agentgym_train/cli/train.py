@@ -17,8 +17,7 @@ from agentgym_train.config.read import CONFIGS, read_method_config
 from agentgym_train.config.run import ANOTHER_FOLDER
 
 _WITHOUT_CONFIG = (
-    "pass a config file, or a run with --resume RUN; a config of the package is "
-    "starter:textcraft/quickstart.yaml"
+    "pass a config file, or a run with --resume RUN; a config of the package is starter:quickstart"
 )
 
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}

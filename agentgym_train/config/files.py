@@ -26,6 +26,7 @@ _STARTERS: Final = (
 def local_path(name: str | Path) -> Path:
     """The path that a name refers to; `starter:NAME` is a file or folder of the package.
 
+    The ending `.yaml` of a config may be left out: `starter:quickstart`.
     Raises `ConfigError` for an unknown starter and where `user_path` does.
     """
     text = str(name)
@@ -34,8 +35,9 @@ def local_path(name: str | Path) -> Path:
     wanted = text.removeprefix(STARTER)
     if wanted and ".." not in Path(wanted).parts and not Path(wanted).is_absolute():
         for folder in _STARTERS:
-            if checked_path(folder / wanted).exists():
-                return folder / wanted
+            for path in (folder / wanted, folder / f"{wanted}.yaml"):
+                if checked_path(path).exists():
+                    return path
     known = [name for name in starters() if not name.startswith(f"{STARTER}accelerate/")]
     close = difflib.get_close_matches(text[:200], known, n=3, cutoff=0.6)
     shown = text[:200] if wanted else f"{STARTER} without a name"
@@ -68,7 +70,9 @@ def starters() -> list[str]:
     found = {
         f"{STARTER}{path.relative_to(folder).as_posix()}"
         for folder, patterns in zip(
-            _STARTERS, (("*/*.yaml", "*/warm_policy"), ("accelerate/*.yaml",)), strict=False
+            _STARTERS,
+            (("*.yaml", "*/*.yaml", "*/*_policy"), ("accelerate/*.yaml",)),
+            strict=False,
         )
         for pattern in patterns
         for path in folder.glob(pattern)

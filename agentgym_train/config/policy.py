@@ -183,10 +183,12 @@ class CollectConfig(PolicyConfig):
     keep: EpisodeFilter = field(default_factory=EpisodeFilter)
     """Which episodes are kept as training data."""
     mix_policy: str = ""
-    """Another policy, which takes some turns: random, or the model that learns. Its turns are
-    context and not trained on."""
+    """Another policy, which takes some turns: random, or the model that learns."""
     mix_rate: Share = 0.3
     """Probability that a turn is that of the other policy."""
+    mix_loss: bool = False
+    """Train on the other policy's turns too, as an imitator of an imperfect player would. By
+    default they are context and not trained on."""
     method: Literal["collect"] = "collect"
     """What this run folder contains."""
 

@@ -65,6 +65,10 @@ class RunConfig(PolicyConfig):
     """Gymnasium wrappers of the environment, innermost first: `module:Class`, or a mapping with
     `wrapper: module:Class` and its keyword arguments. `success` and `score` remain the
     environment's own."""
+    turn_max_tokens: Count = 512  # type: ignore[assignment]
+    """Maximum tokens that the policy samples per turn. 0 derives it from `data`: the longest
+    demonstrated turn and half as much; without `data` it is the limit of the run that trained the
+    model. Turns that reach it are counted as `cut_turns`."""
     seed: Seed = 0
     """Seed for the order of the data, environments and sampling."""
 

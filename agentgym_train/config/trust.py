@@ -62,6 +62,8 @@ _KNOWN: Final[Mapping[str, re.Pattern[str]]] = {
 }
 """Texts that stand for a part of this package, or for nothing outside of it; of a setting with a
 type, the types."""
+_SERVED: Final = ("vllm", "openai")
+"""Kinds of policies with an address."""
 _OFF: Final = ("false", "none", "", "0", "no", "off")
 """Values of a switch that libraries read as off; some take words."""
 
@@ -131,6 +133,8 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any]) -> dict[str, str]
         return names_in(values, keys=[key])
     if key == "envs":
         return names_in_envs(value)
+    if key == "eval":
+        return _addresses(value)
     is_mapping = isinstance(value, Mapping)
     if key == "horizon" and not (is_mapping and "type" in value):
         return {}
@@ -142,6 +146,20 @@ def _names_of(key: str, value: Any, values: Mapping[str, Any]) -> dict[str, str]
     if key in _KNOWN and key != "agent" and is_mapping:
         return leaves(f"{key}.type", value.get("type", ""))  # its arguments are that code's
     return leaves(key, value)
+
+
+def _addresses(evaluation: Any) -> dict[str, str]:
+    """The policies of `eval.compare` that are somewhere else; a model is harmless, as `model` is.
+
+    What is no mapping or no list of texts is rejected when a config is made of it.
+    """
+    compared = evaluation.get("compare") if isinstance(evaluation, Mapping) else None
+    texts = compared if isinstance(compared, list) else []
+    return {
+        f"eval.compare[{number}]": text
+        for number, text in enumerate(map(str, texts))
+        if any(f"{kind}:" in text for kind in _SERVED)
+    }
 
 
 def _names_within(group: str, values: Mapping[str, Any]) -> dict[str, str]:

@@ -56,6 +56,14 @@ class EvalSettings(WorldEvalSettings):
     """Evaluate before training."""
     after: bool = True
     """Evaluate after training."""
+    compare: list[str] = field(default_factory=list)
+    """Other policies that the evaluation after training is compared with, on the same episodes:
+    `expert`, `random`, or a model's folder or hub id; `LABEL=POLICY` gives it a name."""
+
+    def __post_init__(self) -> None:
+        WorldEvalSettings.__post_init__(self)
+        if isinstance(self.compare, list) and len(set(self.compare)) < len(self.compare):
+            raise ConfigError("eval.compare names a policy twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,6 +283,8 @@ def _collect(
 def _mixed_in(config: CollectConfig, api_key: str | None) -> PolicySpec | None:
     """The policy that takes some of the turns."""
     if not config.mix_policy:
+        if config.mix_loss:
+            raise ConfigError("--mix-loss needs --mix-policy")
         return None
     if not 0 < config.mix_rate < 1:
         raise ConfigError(f"--mix-rate is a probability between 0 and 1, got {config.mix_rate:g}")
@@ -296,7 +298,8 @@ def _mixed(
     first, second = main(), other()
     if isinstance(first, EpisodeActor) or isinstance(second, EpisodeActor):
         raise ConfigError("a black-box agent takes every turn itself; leave out --mix-policy")
-    return MixedActor(first, second, config.mix_rate, config.form)
+    rate, form = config.mix_rate, config.form
+    return MixedActor(first, second, rate, form, trained=config.mix_loss)
 
 
 def _left(

@@ -19,7 +19,7 @@ from agentgym_env.printable import UncutTable, one_line
 from agentgym_train.evaluation.charts import bar_chart
 from agentgym_train.evaluation.plan import EvalPlan
 from agentgym_train.evaluation.report import CategoryReport, EvalReport, Versus, warn_of_cuts
-from agentgym_train.evaluation.statistics import Bar, Interval
+from agentgym_train.evaluation.statistics import Bar, Comparison, Interval
 
 Reports = Mapping[str, EvalReport]
 
@@ -105,6 +105,19 @@ def category_grid(reports: Reports, title: str | None = None) -> Grid:
         total += [with_interval(report.success, report.success_interval), f"{report.turns:.1f}"]
     rows = [] if list(shown.categories) == ["all"] else rows
     return Grid(title or _title(shown), header, rows, total)
+
+
+def comparison_grid(reports: Reports, against: Mapping[str, Comparison], trained: str) -> Grid:
+    """One row per policy: success, turns, and how far `trained` is above it, task by task."""
+    rows = []
+    for label, report in reports.items():
+        row = [label, with_interval(report.success, report.success_interval)]
+        row.append(f"{report.turns:.1f}")
+        above = against.get(label)
+        row.append("" if above is None else f"{above.effect:+.2f}{_range(above.interval)}")
+        rows.append(row)
+    shown = reports[trained]
+    return Grid(_title(shown), ["", "success (95 %)", "turns", f"{trained}, above it"], rows)
 
 
 def versus_grid(comparisons: Sequence[Versus]) -> Grid:
@@ -260,6 +273,10 @@ def _pass(report: EvalReport, k: int) -> str:
     if len(report.pass_at_k) < k:
         return "-"
     return with_interval(report.pass_at_k[k - 1], report.pass_at_k_intervals[k - 1])
+
+
+def _range(interval: Interval | None) -> str:
+    return "" if interval is None else " ({:+.2f} to {:+.2f})".format(*interval)
 
 
 def _signed(interval: Interval | None) -> str:

@@ -247,17 +247,20 @@ class RandomActor(Actor):
 
 
 class MixedActor(Actor):
-    """One policy, and in some turns another one, whose turns are context for those who learn.
+    """One policy, and in some turns another one, whose turns need not be trained on.
 
     The other policy leads into states that the first would not reach, from which the first shows
     the way: with random actions as in DART (arXiv:1703.09327), with the learner as in DAgger
     (arXiv:1011.0686). No token ids are stored.
     """
 
-    def __init__(self, main: Actor, other: Actor, rate: float, form: ActionFormat) -> None:
-        """`rate` is the probability that a turn is the other policy's; `form` writes actions."""
+    def __init__(
+        self, main: Actor, other: Actor, rate: float, form: ActionFormat, *, trained: bool = False
+    ) -> None:
+        """`rate` is the probability of a turn of `other`; `form` writes actions."""
         self.name = f"{main.name}, {rate:g} {other.name}"
         self._main, self._other, self._rate, self._form = main, other, rate, form
+        self._trained = trained
         self._draws = random.Random(0)
 
     async def begin(self, session: AsyncSession, observation: str, seed: int) -> None:
@@ -271,7 +274,7 @@ class MixedActor(Actor):
         if self._draws.random() < self._rate:
             output = await self._other.act()
             if output is not None:
-                output = replace(output, trained=False)
+                output = replace(output, trained=self._trained)
                 await self._main.adopt(output)
                 return self._written(output)
         output = await self._main.act()

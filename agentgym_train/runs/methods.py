@@ -22,6 +22,7 @@ from agentgym_train.runs import agent_evol
 from agentgym_train.runs import run as runs
 from agentgym_train.runs.run import MakeTrainer, Method, Notify
 from agentgym_train.runs.summary import Panel, last_words, learning_summary, panels_of, summary
+from agentgym_train.runs.turn_limit import with_turn_limit
 from agentgym_train.training.callbacks import Shown
 from agentgym_train.training.checkpoints import CheckpointMarker, HorizonState
 from agentgym_train.training.dpo import AgentDPOTrainer, DPODataset, check_dpo
@@ -47,6 +48,9 @@ def run(
 
     A new run moves an earlier run in its folder aside.
     """
+    if not config.turn_max_tokens:
+        config = with_turn_limit(config)
+        console.print(f"turn_max_tokens is {config.turn_max_tokens}.")
     if isinstance(config, AgentEvolConfig):
         return agent_evol.run_agent_evol(_SFT, config, console, worlds, processes, resumes=resumes)
     return runs.run_method(method_of(config), config, console, worlds, processes, resumes=resumes)

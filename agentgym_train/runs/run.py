@@ -34,6 +34,7 @@ from agentgym_env.trajectory import Trajectory
 from agentgym_train.config.run import RunConfig
 from agentgym_train.config.trust import resume_command
 from agentgym_train.config.worlds import World, env_file_name
+from agentgym_train.evaluation.episode_lines import failed_episode
 from agentgym_train.evaluation.play import evaluate
 from agentgym_train.evaluation.report import EvalReport, Reports, warn_of_cuts
 from agentgym_train.evaluation.tables import category_grid
@@ -46,7 +47,9 @@ from agentgym_train.rollout.policy import Policy, make_policy, policy_of
 from agentgym_train.rollout.progress import progress_bar
 from agentgym_train.rollout.runner import RolloutRunner
 from agentgym_train.rollout.worlds import Worlds
+from agentgym_train.runs.comparison import compared_policies, show_episode, show_learning
 from agentgym_train.runs.summary import Panel, Rows, next_commands, plot, show_end
+from agentgym_train.runs.turn_limit import with_turn_limit
 from agentgym_train.runs.watchdog import watching_processes
 from agentgym_train.training.callbacks import (
     CurrentLearningRate,
@@ -61,7 +64,10 @@ from agentgym_train.training.head import set_tiles
 from agentgym_train.training.trackers import Trackers
 from agentgym_train.training.trainer import compile_layers
 
-_RESULTS = ("model", "eval_after*.json", "trajectories/eval_after*.jsonl", "summary.json")
+_RESULTS = (
+    "model", "eval_after*.json", "trajectories/eval_after*.jsonl",
+    "trajectories/eval_compare*.jsonl", "comparison*.json", "summary.json",
+)  # fmt: skip
 """What a run has once it is trained, the summary last: with it a run counts as complete."""
 
 MakeTrainer = Callable[..., Any]
@@ -126,7 +132,9 @@ def loaded_run(
     """A run with its policy, for one of `processes`; `loaded` is a model with its tokenizer."""
     quiet_libraries()
     state = join(processes)
+    config = with_turn_limit(config)
     method.check(config)
+    compared_policies(config)  # raises, before anything is trained
     policy = load_policy_for(config, worlds, state.device, loaded)
     config = replace(config, max_tokens=policy.config.max_tokens)
     return Run(config, method, console, worlds, policy)
@@ -379,6 +387,9 @@ class Run:
             if is_main:
                 store.replace_trajectories(file, trajectories)
                 store.write_json(f"{file}.json", reports[env].as_dict())
+                failed = None if is_after or self.is_part else failed_episode(trajectories)
+                if failed is not None:
+                    show_episode("An episode that fails before training", failed, self.console)
         if several and is_main:
             every = {env: report.as_dict() for env, report in reports.items()}
             store.write_json(f"{name}.json", every)
@@ -393,6 +404,9 @@ class Run:
             parts = (("before", before), ("after", after))
             reports = {name: found[env] for name, found in parts if env in found}
             console.print(category_grid(reports).as_table())
+        for world, runner in zip(config.worlds, self.worlds, strict=True):
+            if runner.env_id in after and not self.is_part:
+                show_learning(config, world, runner, store, console, before, after)
         for words in self.method.last_words(config, rows):
             console.print(words, soft_wrap=True)
         envs = [world.env for world in config.worlds]

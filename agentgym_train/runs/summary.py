@@ -15,6 +15,7 @@ from rich.table import Table
 
 from agentgym_env.printable import UncutTable
 from agentgym_env.run_store import RunStore, last_step
+from agentgym_train.config.files import STARTER
 from agentgym_train.config.learn import AgentEvolConfig
 from agentgym_train.config.policy import HORIZON
 from agentgym_train.config.rl import RLConfig
@@ -205,6 +206,8 @@ def next_commands(config: RunConfig, store: RunStore) -> list[tuple[str, str]]:
         command = f"agentgym train --resume {run} --steps {2 * max(1, last_step(rows))}"
         trusted = command + trust_option(config.as_dict())
         found.append((trusted, "train it further, to twice as many steps"))
+    if config.model.startswith(STARTER):
+        found.append(("agentgym new my-world", "write a world of your own, with its own training"))
     return found
 
 

@@ -45,7 +45,7 @@ class ImportanceSampling:
       TRL and verl), or
     - `geometric`: the same, and 0 in an episode where the geometric mean of the tokens' weights is
       above `band` or below 1 / `band`. A mean does not depend on the episode's length, unlike the
-      product: docs/training.md compares them; or
+      product: docs/notes/numerics.md compares them; or
     - `clipped`: the weights of `token`, and 0 where the policy has already moved by more than
       `epsilon` towards what the advantage asks for, which is where PPO's clipped objective
       (arXiv:1707.06347) has no gradient. Without it, old samples push the policy on and on.

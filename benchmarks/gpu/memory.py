@@ -48,7 +48,7 @@ def main() -> None:
     watch = Watch(run)
     watch.start()
     complete = check.agentgym(
-        "train", "starter:textcraft/quickstart.yaml", f"output_dir={run}", f"steps={steps}",
+        "train", "starter:textcraft/rl.yaml", f"output_dir={run}", f"steps={steps}",
         "prompts_per_step=4", "num_generations=4", "minibatches_per_rollout=1",
         "admission=all", "horizon=[4]", "eval.before=false", "eval.after=false",
     )  # fmt: skip

@@ -48,7 +48,7 @@ def main() -> None:
     run = check.out / "nccl-run"
     processes = "single_gpu" if ON_GPU else "cpu_two_processes"
     launched = check.agentgym(
-        "train", "starter:textcraft/quickstart.yaml", f"output_dir={run}", "steps=2",
+        "train", "starter:textcraft/rl.yaml", f"output_dir={run}", "steps=2",
         "eval.before=false", "eval.after=false", "prompts_per_step=2", "num_generations=2",
         "minibatches_per_rollout=1",
         "--accelerate", f"starter:accelerate/{processes}.yaml",

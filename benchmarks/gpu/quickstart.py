@@ -15,7 +15,7 @@ def main() -> None:
     """Run it and write what it did."""
     check = Check("quickstart", __doc__)
     run = check.out / "quickstart-run"
-    words = ["train", "starter:textcraft/quickstart.yaml", f"output_dir={run}", "seed=0"]
+    words = ["train", "starter:textcraft/rl.yaml", f"output_dir={run}", "seed=0"]
     complete = check.agentgym(*words, *(TINY if check.tiny else []))
     check.write(
         complete=complete, **success_of(run), **steps_of(run), gpu_memory_after_mib=gpu_memory_mib()

@@ -65,7 +65,7 @@ def colocated(check: Check) -> dict[str, Any]:
         return {"not measured": "vLLM is not installed"}
     run = Path(check.out) / "weight-updates-run"
     check.agentgym(
-        "train", "starter:textcraft/quickstart.yaml", "engine=vllm_colocate", f"output_dir={run}",
+        "train", "starter:textcraft/rl.yaml", "engine=vllm_colocate", f"output_dir={run}",
         "steps=3", "eval.before=false", "eval.after=false",
     )  # fmt: skip
     return steps_of(run)

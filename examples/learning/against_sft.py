@@ -90,7 +90,7 @@ SETTINGS = {
         courier_rows, {SAME: 2e-3, EXPERT: 5e-3},
     ),
     "textcraft": Setting(
-        HERE.parent / "train" / "textcraft" / "quickstart.yaml", (),
+        HERE.parent / "train" / "textcraft" / "rl.yaml", (),
         ("minibatches_per_rollout=1", "admission=all", "sampler=uniform", "steps=108",
          "horizon.every=36", "save_every=20",
          "learning_rate=5e-4", "trainer_args={lr_scheduler_type: linear}"),

@@ -318,6 +318,24 @@ def test_turns_of_another_policy_are_context_and_the_first_policy_goes_on_from_t
     assert there(tmp_path / "again") == episodes
 
 
+def test_turns_of_another_policy_are_learned_if_that_is_asked_for(tmp_path):
+    mixed = {"env": TEXTCRAFT, "n": 6, "horizon": 30, "mix_policy": "random", "mix_rate": 0.5}
+    for name, asked in (("context", {}), ("learned", {"mix_loss": True})):
+        assert collect(config(tmp_path / name, **mixed, **asked), QUIET) == 0
+    context, learned = there(tmp_path / "context"), there(tmp_path / "learned")
+    assert [[t.action for t in e.turns] for e in context] == [
+        [t.action for t in e.turns] for e in learned
+    ]
+    assert not any("loss" in turn.info for episode in learned for turn in episode.turns)
+    tokenizer = EpisodeTokenizer(textcraft_tokenizer())
+    for one, other in zip(context, learned, strict=True):
+        (fewer,), (more,) = tokenizer.rows(one), tokenizer.rows(other)
+        assert fewer.completion_ids == more.completion_ids
+        assert sum(fewer.loss_mask) < sum(more.loss_mask)
+    with pytest.raises(ConfigError, match="--mix-loss needs --mix-policy"):
+        collect(config(tmp_path / "none", mix_loss=True), QUIET)
+
+
 def test_a_model_that_takes_some_turns_sees_those_of_the_expert_as_its_own(tmp_path):
     model = save_tiny_policy(tmp_path / "model")
     words = {"env": TEXTCRAFT, "n": 4, "horizon": 12, "mix_rate": 0.5, "turn_max_tokens": 8}

@@ -12,7 +12,7 @@ from tests.train.command import Command, finish
 from tests.train.small import tiny_model
 
 SHORT = [
-    "starter:textcraft/quickstart.yaml", "steps=2", "prompts_per_step=2", "num_generations=4",
+    "starter:textcraft/rl.yaml", "steps=2", "prompts_per_step=2", "num_generations=4",
     "eval.before=false", "eval.after=false", "admission=informative", "trainer_args.warmup_steps=0",
 ]  # fmt: skip
 

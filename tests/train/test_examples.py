@@ -54,14 +54,14 @@ def config_of(world: str, name: str):
 @pytest.mark.parametrize("world", WORLDS)
 def test_each_world_has_the_papers_two_runs_and_a_small_one(world):
     names = {path.stem for path in (TRAIN / world).glob("*.yaml")} - set(IMITATION) - set(SMOLLM2)
-    assert names - {"quickstart"} == {"agentgym_rl", "scaling_inter", "small"}
+    assert names - {"rl"} == {"agentgym_rl", "scaling_inter", "small"}
     for name in names:
         config = config_of(world, name)
         assert find(config.env).env_id == config.env
         assert config.env.lower() == f"agentgym/{world}-v0"
         text = (TRAIN / world / f"{name}.yaml").read_text()
         assert text.startswith("# "), "it says what it is"
-        small = name in ("small", "quickstart")
+        small = name in ("small", "rl")
         assert config.model == (
             "starter:textcraft/warm_policy" if small else "Qwen/Qwen2.5-7B-Instruct"
         )

@@ -55,7 +55,7 @@ def test_the_penalty_on_long_episodes_is_that_of_the_paper():
 def test_groups_that_differ_in_their_penalty_alone_are_informative(tmp_path):
     status, said = finish(
         Command(
-            "train", "starter:textcraft/quickstart.yaml", "steps=1", "eval.before=false",
+            "train", "starter:textcraft/rl.yaml", "steps=1", "eval.before=false",
             "eval.after=false", "prompts_per_step=2", "num_generations=4", "horizon=1",
             "minibatches_per_rollout=1", "admission=informative", "overlong_tokens=1024",
             "sampler=contrast", "trainer_args.warmup_steps=0", f"output_dir={tmp_path / 'run'}",

@@ -35,7 +35,7 @@ def test_the_documented_algorithm_trains_a_step_by_the_documented_command(tmp_pa
     (tmp_path / name).write_text(text)
     done = subprocess.run(
         [
-            Path(sys.executable).with_name("agentgym"), "train", TEXTCRAFT / "quickstart.yaml",
+            Path(sys.executable).with_name("agentgym"), "train", TEXTCRAFT / "rl.yaml",
             f"model={TEXTCRAFT / 'warm_policy'}", "output_dir=run", "steps=1",
             "prompts_per_step=2", "num_generations=2", "eval.before=false",
             "eval.after=false", *words,

@@ -1,5 +1,5 @@
 """The recipe of examples/train/*/smollm2_*.yaml from its first command to its last, with a tiny
-model in place of SmolLM2: docs/pretrained.md."""
+model in place of SmolLM2: docs/tutorials/pretrained.md."""
 
 import json
 import shlex
@@ -73,7 +73,7 @@ def test_the_page_has_the_commands_of_the_configs(world):
     *imitation, rl = commands_of(TRAIN / world / "smollm2_sft.yaml")
     expected = [*imitation, *commands_of(TRAIN / world / "smollm2_rl.yaml")]
     assert rl in expected
-    page = (TRAIN.parents[1] / "docs" / "pretrained.md").read_text()
+    page = (TRAIN.parents[1] / "docs" / "tutorials" / "pretrained.md").read_text()
     blocks = [block.replace("\\\n", " ") for block in page.split("```\n")[1::2]]
     shown = [[shlex.split(line)[1:] for line in block.splitlines()] for block in blocks]
     assert expected in shown

@@ -14,7 +14,12 @@ WARM = "starter:textcraft/warm_policy"
 
 def test_every_starter_is_a_config_or_a_model():
     names = starters()
-    assert {WARM, "starter:textcraft/quickstart.yaml", "starter:accelerate/fsdp2.yaml"} <= {*names}
+    found = {
+        "starter:quickstart.yaml",
+        "starter:textcraft/rl.yaml",
+        "starter:accelerate/fsdp2.yaml",
+    }
+    assert {WARM, "starter:tower/sft_policy", *found} <= {*names}
     for name in names:
         path = local_path(name)
         assert path.suffix == ".yaml" or is_model(path), name
@@ -22,7 +27,9 @@ def test_every_starter_is_a_config_or_a_model():
 
 def test_a_starter_is_found_from_any_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read_values("starter:textcraft/quickstart.yaml", ["steps=1"])["model"] == WARM
+    for name in ("starter:textcraft/rl.yaml", "starter:textcraft/rl"):
+        assert read_values(name, ["steps=1"])["model"] == WARM
+    assert read_values("starter:quickstart", [])["model"] == "starter:tower/warm_policy"
     check_available(WARM)
     policy = parse_policy(WARM)
     assert (policy.kind, policy.model) == ("hf", WARM)
@@ -32,10 +39,10 @@ def test_a_starter_is_found_from_any_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("starter:textcraft/quickstart", "starter:textcraft/quickstart.yaml"),
+        ("starter:textcraft/rll", "starter:textcraft/rl.yaml"),
         ("starter:", WARM),
         ("starter:../../pyproject.toml", WARM),
-        ("starter:/etc/hostname", WARM),
+        ("starter:/etc/hostname", "starter:textcraft/rl.yaml"),
         ("starter:textcraft/warm", WARM),
     ],
 )

@@ -72,6 +72,7 @@ NAMED = {
     "sampler": {"type": "evil:Tasks", "path": "/tmp/x"},
     "admission": "evil:Gate",
     "lora": {"megatron_core": "antigravity", "corda_config": {"cache_file": "victim"}},
+    "eval": {"compare": ["expert", "a=some/model", "b=openai:gpt@http://evil", "vllm:http://evil"]},
 }
 PLACES = [
     "env", "env_kwargs.judge", "env_kwargs.address", "env_kwargs.server[0]", "env_kwargs.server[1]",
@@ -83,7 +84,7 @@ PLACES = [
     "lora.megatron_core", "lora.corda_config.cache_file", "agent.type", "agent.address_file",
     "agent.host", "agent.port", "engine.weights_dir", "engine.nccl_address", "trainer_args.project",
     "horizon.type", "envs[1].horizon.type", "sampler.type", "admission",
-    "wrappers[1].scale",
+    "wrappers[1].scale", "eval.compare[2]", "eval.compare[3]",
 ]  # fmt: skip
 PLAIN = {
     "env": "agentgym/WebArena-v0",
@@ -94,6 +95,7 @@ PLAIN = {
     "admission": {"type": "informative", "budget": 2, "max_tokens": 900},
     "attention": "flash_attention_2",
     "model": "org/model",
+    "eval": {"compare": ["expert", "longer=runs/sft/model", "starter:tower/sft_policy"]},
     "instruction": "Answer with one action: see http://example.com",
     "env_kwargs": {"layout": "browsergym", "seed": 3, "sites": "embedded"},
     "servers": [],
@@ -212,7 +214,7 @@ FIELDS = {
 
 NEED_TRUST = {
     "env", "env_kwargs", "servers", "token_file", "wrappers", "envs", "lora", "trainer_args",
-    "agent", "engine", "attention", "algorithm", "sampler", "admission", "horizon",
+    "agent", "engine", "attention", "algorithm", "sampler", "admission", "horizon", "eval",
 }  # fmt: skip
 ENGINES_NEED_TRUST = {"extra", "nccl_address", "servers", "weights_dir"}
 
