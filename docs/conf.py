@@ -10,7 +10,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
 from tools.reference_pages import (  # noqa: E402
+    index_entries,
     link_outside,
+    list_pages,
     make_accessible,
     with_code_blocks,
     write_pages,
@@ -53,6 +55,8 @@ write_pages(HERE)
 def setup(app):  # type: ignore[no-untyped-def]
     """Connect what the pages need."""
     app.connect("source-read", link_outside)
+    app.connect("source-read", index_entries)
     app.connect("autodoc-process-docstring", with_code_blocks)
+    app.connect("build-finished", list_pages)
     # After the theme's own, which makes the tree of pages.
     app.connect("html-page-context", make_accessible, priority=900)

@@ -168,6 +168,10 @@ def test_the_readmes_first_screen_holds_exactly_the_two_commands():
     assert [c for c in commands if c] == ["make quickstart", "make test"]
 
 
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
 def test_the_targets_that_the_readme_names_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert {"setup", "quickstart", "test", "lint", "bench", "warm-start"} <= targets

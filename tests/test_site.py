@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote_plus, unquote, urlsplit
 
 import pytest
 
@@ -21,16 +24,31 @@ import cdp
 from agentgym_env.cli.main import SUMMARIES
 from agentgym_train.config.keys import config_keys
 from agentgym_train.config.read import CONFIGS
+from doc_blocks import PAGES as WRITTEN
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "index.html",
     "get_started.html",
+    "which_page.html",
     "training.html",
+    "troubleshooting.html",
     "tutorials/custom.html",
     "reference/config.html",
     "worlds/TextCraft.html",
 )
+PAGE_WORDS, ALL_WORDS = 1_500, 40_000
+"""Maximum words of a page of the documentation, and of all of them."""
+FIRST = {
+    "learning rate": {"training", "reference/config", "troubleshooting"},
+    "notebook": {"tutorials/notebooks"},
+    "CUDA out of memory": {"troubleshooting"},
+    "push to hub": {"training"},
+    "install": {"install"},
+    "custom agent": {"tutorials/custom"},
+    "vLLM": {"engines"},
+}
+"""What people search for, and the pages that may come first."""
 AXE = find_spec("axe_playwright_python")
 pytestmark = [
     pytest.mark.slow,
@@ -115,19 +133,62 @@ def test_every_key_and_every_command_is_described(site):
     assert all(f"agentgym {name}<" in commands for name in SUMMARIES)
 
 
+def test_every_page_is_listed_for_language_models(site):
+    lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
+    listed = {line.partition("](")[2].partition(".html")[0] for line in lines}
+    written = {name.removeprefix("docs/").removesuffix(".md") for name in documentation()}
+    assert {name for name in written if not name.endswith("README")} == listed - {""}
+
+
+def documentation() -> dict[str, int]:
+    """The words of each page that readers of the site get, by its path."""
+    pages = {page.relative_to(ROOT).as_posix(): page for page in WRITTEN}
+    also = {"servers/README.md", "benchmarks/README.md"}
+    return {
+        name: words(page.read_text(encoding="utf-8"))
+        for name, page in pages.items()
+        if name.startswith("docs/") or name in also
+    }
+
+
+def words(text: str) -> int:
+    """The words of a page, those of code and tables included, without its comments."""
+    shown = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    return sum(bool(re.search(r"\w", word)) for word in shown.split())
+
+
+def test_pages_are_short():
+    found = documentation()
+    assert {name: count for name, count in found.items() if count > PAGE_WORDS} == {}
+    assert sum(found.values()) <= ALL_WORDS, found
+
+
+@cdp.needs_chromium
+async def test_search_finds_the_page_that_is_meant_first(site):
+    found = {}
+    with serving(site) as address:
+        async with cdp.chromium() as browser:
+            page = await browser.page()
+            for words in FIRST:
+                await page.goto(f"{address}/search.html?q={quote_plus(words)}")
+                await page.until("document.querySelector('#search-results .search-summary')")
+                await page.until("document.querySelector('#search-results li a')")
+                link = await page.js("document.querySelector('#search-results li a').pathname")
+                found[words] = link.removeprefix("/").removesuffix(".html")
+    assert {words: link for words, link in found.items() if link not in FIRST[words]} == {}
+
+
 @cdp.needs_chromium
 @pytest.mark.skipif(AXE is None, reason="Axe is missing: pip install axe-playwright-python")
 async def test_axe_finds_no_serious_fault_in_either_theme_and_no_page_is_wider_than_a_phone(site):
     assert AXE is not None and AXE.submodule_search_locations is not None
     axe = (Path(AXE.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    Thread(target=server.serve_forever, daemon=True).start()
     faults, wide = [], []
-    try:
+    with serving(site) as address:
         async with cdp.chromium() as browser:
             page = await browser.page()
             for name in PAGES:
-                await page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
+                await page.goto(f"{address}/{name}")
                 await page.until("document.querySelector('article h1')")
                 for dark in (False, True):
                     await page.look_like(1280, 860, dark=dark)
@@ -141,10 +202,19 @@ async def test_axe_finds_no_serious_fault_in_either_theme_and_no_page_is_wider_t
                 await page.look_like(390, 844)
                 if await page.js("document.documentElement.scrollWidth") > 390:
                     wide.append(name)
+    assert (faults, wide) == ([], [])
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a server of the files in a folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
-    assert (faults, wide) == ([], [])
 
 
 class Quiet(SimpleHTTPRequestHandler):

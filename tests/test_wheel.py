@@ -170,7 +170,7 @@ def test_it_trains_a_step_of_the_other_methods_and_evaluates_and_audits_the_resu
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("train", "starter:textcraft/quickstart.yaml", "model=nobody/nothing", "output_dir=none"),
+        ("train", "starter:textcraft/rl.yaml", "model=nobody/nothing", "output_dir=none"),
         ("eval", "--env", "textcraft", "--policy", "hf:nobody/nothing", "--split", "test"),
         ("audit", "nobody/nothing"),
         ("models", "nobody/nothing", "--save", "none"),

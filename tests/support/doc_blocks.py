@@ -41,8 +41,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),
     *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/tutorials/*.md")),
+    *sorted(ROOT.glob("docs/notes/*.md")), ROOT / "results/README.md",
     *sorted(ROOT.glob("examples/**/*.md")), ROOT / "servers/README.md",
     ROOT / "adapters/README.md", ROOT / "benchmarks/README.md",
+    ROOT / "benchmarks/RESULTS.md",
 ]  # fmt: skip
 """Every page that people write; docs/reference and docs/worlds are generated."""
 
