@@ -133,9 +133,7 @@ def trained_a_step(installed: Installed, method: str, config: str, *settings: st
 
 @pytest.mark.vital
 def test_it_trains_a_step_of_rl(installed):
-    trained_a_step(
-        installed, "rl", "quickstart", "steps=1", "prompts_per_step=2", "num_generations=2"
-    )
+    trained_a_step(installed, "rl", "rl", "steps=1", "prompts_per_step=2", "num_generations=2")
 
 
 def test_it_trains_a_step_of_the_other_methods_and_evaluates_and_audits_the_result(installed):

@@ -1,4 +1,4 @@
-"""Every refusal has the status and the code that servers/README.md documents."""
+"""Every refusal has the status and the code that docs/http.md documents."""
 
 import re
 from pathlib import Path
@@ -9,14 +9,14 @@ import requests
 from agentgym_env.wire import STATUS
 from agentgym_servers.host.routes import ON_EVERY_ROUTE, ON_ROUTES_WITH_A_BODY, ROUTES
 
-README = Path(__file__).parents[2] / "servers" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 TOKEN = {"Authorization": "Bearer secret"}
 
 
 def documented() -> dict[str, int]:
     """The table of codes."""
     table: dict[str, int] = {}
-    for row in re.findall(r"^\| ((?:`\w+`,? ?)+) \| ([\d, ]+) \|", README.read_text(), re.M):
+    for row in re.findall(r"^\| ((?:`\w+`,? ?)+) \| ([\d, ]+) \|", PAGE.read_text(), re.M):
         codes = re.findall(r"`(\w+)`", row[0])
         statuses = [int(number) for number in row[1].split(",")]
         table.update(zip(codes, statuses * (len(codes) // len(statuses)), strict=True))

@@ -1,4 +1,4 @@
-"""What the page of TextCraft says about its splits."""
+"""What the notes say about the splits of TextCraft."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from agentgym_servers.worlds.textcraft.env import textcraft_tasks
 from agentgym_servers.worlds.textcraft.recipes import recipe_book
 
-PAGE = Path(__file__).parents[2] / "docs" / "textcraft.md"
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "world_tests.md"
 
 
 def test_the_page_lists_the_test_goals_that_training_goals_are_made_of():

@@ -204,7 +204,8 @@ def test_the_list_is_a_table_or_json(cache, tmp_path, monkeypatch, capsys):
     models(folder=[tmp_path / "here"], as_json=True)
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} == {
-        str(tmp_path / "here" / "model"), REPOSITORY, "starter:textcraft/warm_policy"
+        str(tmp_path / "here" / "model"), REPOSITORY, "starter:textcraft/warm_policy",
+        "starter:tower/sft_policy", "starter:tower/warm_policy",
     }  # fmt: skip
     models(folder=[tmp_path / "here"])
     assert "Qwen3ForCausalLM" in capsys.readouterr().out

@@ -56,9 +56,44 @@ _TOWERS: Final = {
 
 
 class Tower(TextEnv):
-    """Each floor has a sign and four doors. The right door leads up, any other one floor down.
+    """Climb to the top of a tower by opening the right door on each floor.
 
-    A sign means the same door everywhere. Reward: 1 at the top, which ends the episode.
+    ## Description
+    Each floor has a sign and four doors. The right door leads up, any other one a floor down. A
+    sign means the same door everywhere. It is the quickstart's world: it needs no extra, and a
+    tiny policy learns it in minutes.
+
+    ## Observation
+    The floor, the number of floors and the sign: `Floor 1 of 4, sign: wolf`. It is the whole state.
+
+    ## Actions
+    One of the doors `red`, `blue`, `green` and `gold`. Any other text costs a turn.
+
+    ## Rewards
+    1 at the top, 0 before.
+
+    ## Termination
+    Terminated at the top; truncated after 50 turns.
+
+    ## Tasks
+    A task is a tower, named by its split, its floors and a number; categories are the numbers of
+    floors.
+
+    | split | tasks |
+    |---|---|
+    | `train` | 180 |
+    | `test` | 60 |
+
+    A sign that is on some floor of a test tower is not on that floor in `train`, but on others.
+
+    ## Arguments
+    None.
+
+    ## Data
+    None.
+
+    ## Registered id
+    `agentgym/Tower-v0`
     """
 
     instruction = (
